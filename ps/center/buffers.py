@@ -46,7 +46,6 @@ class Pool:
     """Vectors of one size and dtype.
 
     Args:
-        size: elements of each.
         dtype: of each; float32 on a server.
     """
 
@@ -102,13 +101,7 @@ class ViewAhead:
 
 
 class Chunks:
-    """Cuts vectors of one size into consecutive chunks, with scratch memory.
-
-    Args:
-        size: elements of each vector.
-        dtype: of each.
-        block: elements of one chunk.
-    """
+    """Cuts vectors of one size into consecutive chunks, with scratch memory."""
 
     def __init__(self, size: int, dtype: np.dtype, block: int) -> None:
         self._size = size

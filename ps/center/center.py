@@ -57,11 +57,7 @@ def window_by_speed(longest: int, speed: float | None, speeds: Iterable[float | 
 
 
 class CheckedArithmetic:
-    """A context manager that raises NonFiniteError at an overflow or an invalid operation of numpy; not thread-safe.
-
-    Args:
-        enabled: False: numbers are not checked.
-    """
+    """A context manager that raises NonFiniteError at an overflow or an invalid operation of numpy; not thread-safe."""
 
     def __init__(self, rule: str, *, enabled: bool) -> None:
         self._rule = rule
@@ -121,7 +117,6 @@ class Center:
         measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit; this costs one more pass.
         check_finite: raise an error at the commit whose arithmetic produces a NaN or infinity from finite numbers.
         incarnation: of the server; it rises with each restart.
-        block: elements of one chunk.
         now: clock for the records, seconds since the epoch.
         monotonic: clock for the workers' speeds, seconds.
     """
@@ -479,7 +474,6 @@ class Center:
 
         Args:
             contributions: number of workers that contributed to that round.
-            workers: their number.
         """
         if self.round.total is not None:
             self._end_round(self.round.total, contributions)

@@ -39,8 +39,6 @@ class KeptState:
     (`worker.daso`).
 
     Args:
-        state: as the worker sent it.
-        attempt: the attempt that sent it.
         sequence: the commit after which it was taken.
         kept_at: when it arrived, seconds since the epoch.
     """
@@ -264,7 +262,6 @@ class MicroBatch(NamedTuple):
     """The micro-batch to which the leases belong.
 
     Args:
-        stream: identifies the stream.
         number: of the micro-batch, from 0.
         skipped: number of commits that were skipped before it began.
     """

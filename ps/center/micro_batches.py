@@ -31,7 +31,6 @@ def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Sched
     """Begin micro-batch ``number`` of ``stream``, unless it has begun before.
 
     Args:
-        center: the center of the stream.
         number: the current micro-batch, or the next one.
         scheduler: a new one, for the next micro-batch.
 

@@ -20,11 +20,7 @@ Rows = tuple[Ids, np.ndarray]
 
 
 class TableChanges:
-    """The marks of one table's rows; its caller holds the center's lock around every call.
-
-    Args:
-        rows: number of rows of the table.
-    """
+    """The marks of one table's rows; its caller holds the center's lock around every call."""
 
     def __init__(self, rows: int) -> None:
         #: Whether each row has changed since the latest snapshot was taken.
@@ -76,7 +72,6 @@ class TableChanges:
         """Copy the first unread rows from ``start`` to ``stop`` to ``out``, as many as it has room for.
 
         Args:
-            start, stop: the range to search.
             out: ``(most, width)``.
 
         Returns:
@@ -114,7 +109,6 @@ class Table:
     """One table of the center; its caller holds the center's lock around every call.
 
     Args:
-        shape: its name, rows and width.
         array: the initial rows, float32 (float64 in simulations) ``(rows, width)``; not copied; None: zeros.
     """
 
@@ -153,7 +147,6 @@ class Table:
             ids: rows, unique and in range.
             moved: the payload for these rows, flat; it is overwritten.
             kernel: works on a chunk of gathered rows, as `Rule.apply` does.
-            clock: the clock after this commit.
 
         Returns:
             The sum of the scale factors used; None if each was 1.
@@ -194,10 +187,6 @@ class PartialTable(Table):
 
     `array` has the touched rows, in the order in which they were first touched, and room for more: its size doubles
     when it is full. A row that is sent before its first commit is computed each time, and is not stored.
-
-    Args:
-        shape: with a seed.
-        dtype: of the rows.
     """
 
     def __init__(self, shape: TableShape, dtype: Any = np.float32) -> None:

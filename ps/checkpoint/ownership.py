@@ -138,7 +138,6 @@ class Ownership:
         Args:
             names: all files of the directory.
             epoch: the epoch of the job's claims so far; 0: it has none.
-            after: incarnation of the job's previous server.
             attempt: the number of this server's attempt, if several may run at a time; None: one at a time runs.
             place: values for the claim's file, such as the address at which this server responds.
         """
@@ -244,7 +243,6 @@ class Owner:
     """The owner of a checkpoint's directory, according to the files there.
 
     Args:
-        claim: the highest claim in the directory.
         address: host and port at which the owner responds while it runs; None: its claim names none.
         announced: the values of its `SnapshotDirectory.announce`; None: it has not announced itself yet.
     """

@@ -104,7 +104,6 @@ class RowFile:
     """One file with rows of a table.
 
     Args:
-        start, stop: the range of its rows.
         whole: whether it has all rows of that range.
         size: bytes of its arrays: of the rows, and of the row numbers in a partial file.
     """

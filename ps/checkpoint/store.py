@@ -58,7 +58,6 @@ def retried(
 
     Args:
         patience: seconds until the last attempt.
-        record_activity: called between two attempts.
 
     Raises:
         DamagedError: a file is damaged; this is not retried.
@@ -159,8 +158,6 @@ class Store:
         """Write one file; replace a file of the same name.
 
         Args:
-            name: the file's name, without its ending.
-            header: values that `json` can write.
             arrays: float32, float64, int64 or uint8, of any shape.
         """
         table = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]

@@ -184,7 +184,6 @@ class Outgoing:
 
     Args:
         ids, rows: memory for one file's row numbers and rows.
-        save: writes a file.
     """
 
     def __init__(self, ids: Ids, rows: np.ndarray, save: Callable[[Ids, np.ndarray], RowFile]) -> None:
@@ -259,7 +258,6 @@ def merged(files: Sequence[RowFile], contents: Sequence[Rows], among: Sequence[R
 
     Args:
         files: partial files of one table, in order.
-        contents: their row numbers and rows.
         among: all files of the snapshot, in order.
     """
     last, pieces = among.index(files[-1]), list[Rows]()

@@ -262,9 +262,7 @@ class WorkerFormat:
         """Write the center of an encoded ``reply`` into ``out``, another vector than ``known``.
 
         Args:
-            reply: a reply with ``packed``.
             known: the center of the previous reply; None: there was none.
-            out: receives the center.
         """
         codec, sizes = self._codec, (reply.center.size, reply.packed.size)
         if codec is None or sizes != (0, codec.nbytes) or (codec.needs_error_feedback and known is None):
@@ -295,7 +293,6 @@ class PeerFormat:
         """Return ``reply`` encoded.
 
         Args:
-            reply: with the center as a vector.
             take: returns the memory for an encoded vector.
             whole: send the center, not a change of the peer's center.
         """

@@ -86,8 +86,6 @@ class Seal:
         """Return the tag of the next frame, ``TAG_BYTES`` long.
 
         Args:
-            kind: the frame's message type.
-            head: its header, fields and table.
             arrays: its arrays in the body, as the table lists them.
         """
         self._frames += 1
@@ -333,7 +331,6 @@ def _checked_table(code: int, counts: tuple[int, ...], table: bytes, body: int) 
     Consecutive frames mostly have equal tables, so results are cached; they depend only on the arguments.
 
     Args:
-        code: the message type's.
         counts: the numbers of the schema's `_Schema.counted` fields.
         table: the bytes of the table.
         body: bytes of all arrays, as the header has them.
@@ -393,7 +390,6 @@ class Reader:
 
     Args:
         limits: bounds on a frame; may be replaced between two frames.
-        allocate: returns the memory for arrays.
         read_ahead: whether `spaces` may extend beyond a header; then the next frame must not follow at once.
 
     Attributes:
@@ -581,7 +577,6 @@ class Connection:
     """One end of a connection: the handshake, then messages.
 
     Args:
-        server: which end this is.
         key: the job's key, 32 bytes.
         limits, allocate: see `Reader`; both apply once the peer is authenticated.
         token: returns a number of random bytes.

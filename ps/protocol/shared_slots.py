@@ -52,8 +52,6 @@ class SlotSizes:
     """The layout of the memory of a connection; both ends compute it, and must agree.
 
     Args:
-        size: elements of the center.
-        parts: number of vectors of a payload.
         packed: bytes of an encoded vector; 0: vectors are not encoded.
         rows: for each table, the largest number of elements in the rows that a window touches. The first tables have
             slots, up to `SLOTS_MAX`; the rows of the others are sent in frames.
@@ -108,9 +106,7 @@ class SharedSlots:
     """One end's view of the memory.
 
     Args:
-        sizes: the layout of the memory.
         memory: ``sizes.nbytes`` bytes.
-        server: whether this is the server's end.
     """
 
     def __init__(self, sizes: SlotSizes, memory: memoryview, *, server: bool) -> None:

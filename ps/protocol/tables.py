@@ -139,7 +139,6 @@ def initial_rows(shape: TableShape, ids: Ids) -> np.ndarray:
     first 24 bits of :math:`m(m(m(s) + \gamma (r + 1)) + \gamma (c + 1))` as a fraction.
 
     Args:
-        shape: of a table with a seed.
         ids: rows, int64.
     """
     assert shape.seed is not None, "only a table with a seed has initial rows"

@@ -161,27 +161,22 @@ class Chunk:
 
 
 class BatchLike(Protocol):
-    """A mini-batch, as the loop sees it; only the replica uses its arrays."""
+    """A mini-batch, as the loop sees it; only the replica uses its arrays.
+
+    It is number ``index`` of its ``epoch``, ``last`` if no other one follows there, and has ``size`` samples. The
+    ``checksum`` is over all rows up to its last one.
+    """
 
     @property
-    def epoch(self) -> int:
-        """The epoch."""
-
+    def epoch(self) -> int: ...
     @property
-    def index(self) -> int:
-        """The position within the epoch."""
-
+    def index(self) -> int: ...
     @property
-    def last(self) -> bool:
-        """Return whether it is the last mini-batch of the epoch."""
-
+    def last(self) -> bool: ...
     @property
-    def size(self) -> int:
-        """The number of samples."""
-
+    def size(self) -> int: ...
     @property
-    def checksum(self) -> int:
-        """The checksum over all rows up to the last one of this mini-batch."""
+    def checksum(self) -> int: ...
 
 
 class Replica(Protocol):

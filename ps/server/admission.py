@@ -58,8 +58,6 @@ class AdmissionControl:
 
     Args:
         pending_max: connections in their handshake at a time; each costs the server a thread.
-        peers_max: authenticated connections at a time.
-        addresses_max: refused addresses that are remembered.
     """
 
     def __init__(

@@ -194,7 +194,6 @@ def serve_announced(
 
     Args:
         request: describes the server; all attempts must reach its checkpoint.
-        publication: the frame of the driver's `Publish`.
         tables: the initial rows of each table, float32 ``(rows, width)``.
         attempt: the number of this attempt, unique among those that run at the same time.
         given_up: see `Standby`.

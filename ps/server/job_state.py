@@ -277,7 +277,6 @@ class JobCondition:
         Time in which this process was suspended does not count, because no other process could reach it.
 
         Args:
-            condition: called after each change.
             hung_up: returns whether the waiting peer has hung up.
         """
         deadline = self.world.monotonic() + timeout

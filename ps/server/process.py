@@ -112,8 +112,6 @@ class ResumePoint:
     """The progress of a center that a server restored from a snapshot: where a job continues an earlier one.
 
     Args:
-        clock: commits applied.
-        incarnation: of the server that restored it.
         exact: every partition continues exactly after its last commit. Else the number of workers has changed, and all
             partitions begin with ``epoch``; rows of that epoch that were committed before are trained on again.
         epoch: the first epoch of this job; 0 if ``exact``.
@@ -142,10 +140,8 @@ class StartReport:
     """The report of a server's process to its driver: it is up, or cannot start.
 
     Args:
-        host, port: where it listens.
         resumed: the progress that it restored; None: the job begins.
         error: why it cannot start; empty: it is up.
-        port_taken: another process has the port.
         code: the position of the error's type in `errors.ERRORS`; -1: it is not in there.
         incarnation: the server's number, which rises with each restart.
         epoch: the epoch of the job's claims to its checkpoint; 0: it has none.
@@ -249,7 +245,6 @@ def serve(
     """Build the server in its process, report the outcome, and serve until ``until_done`` returns.
 
     Args:
-        make_request: returns the request for the server.
         send_report: receives the reports, until the server is up.
         until_done: waits until the process must end, and returns its exit status.
         require_driver: raises a DistkerasError if the driver has ended; then this server must not claim the checkpoint.

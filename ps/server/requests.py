@@ -28,9 +28,7 @@ class OptimizerRequests:
     """Keeps a worker's latest optimizer state in its partition's lease, and sends it to the next attempt.
 
     Args:
-        states: the memory for states.
         require_lease: returns the lease that the sender of a request holds; called under the lock.
-        acknowledge: returns an `Ack`.
         ahead: states arrive before the commit to which they belong.
     """
 
@@ -96,11 +94,7 @@ class OptimizerRequests:
 
 
 class TableRequests:
-    """Collects the initial rows before the center is made, and sends rows.
-
-    Args:
-        shapes: of the tables.
-    """
+    """Collects the initial rows before the center is made, and sends rows."""
 
     def __init__(self, shapes: Sequence[TableShape], changed: JobCondition) -> None:
         self._changed = changed

@@ -70,7 +70,6 @@ def begin_handshake(
         hello: the `Hello` with which this worker joined the server.
         sizes: the layout of the memory to offer; None: offer none.
         timeout: seconds that the answer may take.
-        world: memory and randomness.
     """
     memory, slots, token = (offer_slots(sizes, world) if sizes is not None else None) or (None, None, "")
     try:
@@ -133,7 +132,6 @@ class MemberListener:
             take: called in the connection's thread with the peer's `Hello`; returns whether it takes the channel over.
                 Otherwise, and after an error of the connection, the channel is closed.
             most: how many members may be connected at a time.
-            limits, read_ahead: of the connections.
             allocate: returns the allocator for the arrays of one connection.
         """
 

@@ -63,8 +63,6 @@ class Membership:
     Args:
         places: worker, host and port of each member, by rank.
         nodes: the number of nodes, P.
-        rank: this member's rank.
-        batches: steps of an epoch.
     """
 
     places: tuple[tuple[int, str, int], ...]
@@ -119,11 +117,7 @@ class MemberLinks:
 
     Args:
         host: the address at which others reach this member.
-        key: the job's key.
-        worker, attempt, size: as in this member's `Hello`.
         shared: let the members of a node exchange through shared memory, if possible.
-        deadlines: of every wait.
-        world: time, threads and connections.
     """
 
     def __init__(
@@ -166,9 +160,7 @@ class MemberLinks:
         """Announce this member, and connect to the others when all are known.
 
         Args:
-            client: of this member's worker.
             node: the name that all members of one node share.
-            batches: the mini-batches of this member's epoch.
 
         Returns:
             False if the job ends early, so that there are no members. All connections are closed then, and on an error.
@@ -259,7 +251,6 @@ class MemberLinks:
         """Sum the gradients of this member's node.
 
         Args:
-            step: the step, over all epochs.
             gradient: this member's gradient; None: its rows have ended.
             learning_rate: of the node's step, if this member is the first of its node.
 
@@ -342,9 +333,7 @@ class MemberLinks:
         """Return the mean loss of the epoch that ends with ``step``, over all members, summed in their order.
 
         Args:
-            step: the step, over all epochs.
             total: the sum of the losses of this member's samples.
-            samples: their number.
         """
         node, group = self.membership.node, self.membership.group
         losses = self._gather_losses(node, PeerLoss(step, total, samples))

@@ -69,7 +69,6 @@ class Relay:
     Args:
         host: the address at which others reach this worker.
         hello: the `Hello` with which this worker joins the server.
-        parts: number of vectors of a payload.
     """
 
     def __init__(
@@ -292,8 +291,6 @@ class RelayLink:
 
     Args:
         hello: the `Hello` with which this worker joined the server.
-        parts: number of vectors of a payload.
-        shared: offer shared memory for the vectors.
         allocate: the allocator for the arrays of replies.
 
     Raises:

@@ -36,12 +36,10 @@ class MemberState(NamedTuple):
 
     Args:
         node: the name of its node, as it was announced.
-        place: P, G and its rank.
         turns: see `Turns.state`.
         optimizer: the layout of the optimizer's state; None: it has none.
         theta, velocity: of its node, shape ``(size,)``, float32.
         sent: the parameters that it sent to its group in the exchange in flight; empty: none is in flight.
-        statistics: its moving statistics.
         content: of the optimizer's state, bytes.
     """
 
@@ -70,7 +68,6 @@ class MemberState(NamedTuple):
             kept: the state that the server has kept; None: none.
             sequence: the commit after which it must have been taken.
             sizes: elements of the parameters and of the moving statistics.
-            worker: for the error.
         """
         found = kept.sequence if isinstance(kept, KeptOptimizer) else 0
         if kept is None or found != sequence or kept.damaged:
@@ -102,10 +99,6 @@ class MemberReplica:
     """A replica that trains as a member of a node; see `loop.WorkerReplica`.
 
     Args:
-        daso: the rule.
-        replica: the model, which computes gradients.
-        links: to the other members, connected.
-        epochs: of the job.
         state: the state to continue from; None: begin from the center.
 
     Attributes:
@@ -168,12 +161,7 @@ class MemberReplica:
             self._send(in_flight.batch, state.sent)
 
     def state(self, node: str, statistics: int) -> MemberState:
-        """Return the state at the end of an epoch.
-
-        Args:
-            node: the name of the member's node.
-            statistics: elements of the moving statistics.
-        """
+        """Return the state at the end of an epoch."""
         membership, in_flight, sent = self._membership, self._turns.in_flight, np.empty(0, np.float32)
         if in_flight is not None and in_flight.group == membership.device:
             assert self._sent is not None
@@ -324,12 +312,9 @@ def run_member(  # noqa: PLR0913 - independent facts of one worker, which caller
     """Run `loop.work` as a member of the current membership, from the partition's progress.
 
     Args:
-        welcome: the partition's progress.
         node: the name of the member's node, unless a state names it.
-        epochs: of the job.
         meet: announces the member as one of the named node, and returns its connections to the others, which this
             closes; None: the job ends early.
-        make: the constructor of the `MemberReplica`.
     """
     if welcome.epoch >= epochs:
         return

@@ -59,7 +59,6 @@ class AutoWindow:
     compute, it is the smallest lambda that hides them: lambda C >= X.
 
     Args:
-        rule: the rule, with the window "auto".
         share: the share of the time, in (0, 1).
         overlap: exchanges will overlap with compute, but not during the measurement.
         now: clock, seconds.
@@ -424,7 +423,6 @@ def run_worker(client: WorkerClient, welcome: Welcome, begin: Callable[[Welcome]
     with which this one exchanges. If the job ends early, no new loop begins.
 
     Args:
-        welcome: the result of the client's `join`.
         begin: returns the loop that continues from ``welcome``.
     """
     while not welcome.finished:

@@ -33,7 +33,6 @@ class SaveInterval:
     """Decides when the next state is due, so that sending states takes at most ``share`` of the measured time.
 
     Args:
-        share: of the time, in (0, 1).
         now: clock, seconds.
     """
 
@@ -77,7 +76,6 @@ class StatefulReplica(Replica, Protocol):
 
         Args:
             state: the kept state; None: the server has none.
-            example: a mini-batch, for the shapes.
 
         Returns:
             None if the optimizer has no state; "" if the given state was loaded; else the reason why it was not.
@@ -141,9 +139,7 @@ class OptimizerKeeper:
     """The part of the worker's loop that concerns its optimizer, and what its rule takes from window to window.
 
     Args:
-        rule: of the worker.
         interval: decides when a state is due; one for all loops of an attempt.
-        welcome: the partition's progress.
         at_end: also send the state at the end of the data, for the stream's next micro-batch.
     """
 

@@ -34,8 +34,6 @@ class TableWindows:
     table of `TableShape.most` rows, which begins with the window's rows and is filled up with zeros.
 
     Args:
-        shapes: of the tables.
-        dense: number of elements before the tables.
         windows: the windows, of the rule's length; none crosses the end of an epoch.
         outgoing: returns such a vector as memory for the next commit; None: all commits use the same memory.
     """

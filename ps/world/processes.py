@@ -61,7 +61,6 @@ class ChildProcess:
     Args:
         command: program and arguments. ``--driver FD`` is appended if the system has a descriptor that reports the end
             of this process, even if other processes have a copy.
-        environment: all of its variables.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
