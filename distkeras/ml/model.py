@@ -220,6 +220,11 @@ class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
             self._data = archive.with_attributes(self._data, self._packed.attributes)
             self._heads_by_loss = heads_of(keras_model)
 
+    @classmethod
+    def load(cls, path: str) -> Any:
+        """Return the stage that was saved below ``path``, or one of the model that Keras saved in that file."""
+        return cls(path) if path.endswith(".keras") and Path(path).is_file() else super().load(path)
+
     def _facts(self) -> Mapping[str, Any]:
         """Return the shapes of the inputs, and the names of the outputs."""
         if self._data is None:

@@ -367,6 +367,13 @@ class TestPersistence:
         same = KerasEstimator(fitted.keras_model, num_workers=1, num_epoch=1).fit(df)
         np.testing.assert_array_equal(outputs(again, df), outputs(same, df))
 
+    def test_a_file_of_keras_is_a_model(self, spark: SparkSession, tmp_path: Path) -> None:
+        path = str(tmp_path / "m.keras")
+        model = classifier()
+        model.save(path)
+        for made in (KerasModel(path), KerasModel.load(path)):
+            np.testing.assert_array_equal(made.keras_model.get_weights()[0], model.get_weights()[0])
+
     @pytest.mark.parametrize(
         ("keywords", "name"),
         [({"loss": lambda y, p: p}, "loss"), ({"callbacks": [AGN]}, "callbacks")],
