@@ -25,9 +25,9 @@ from distkeras.data.spec import DataSpec
 from distkeras.data.validity import REASON, invalid_rows, valid_rows
 from distkeras.groups.job import GroupPlan, train_each_group
 from distkeras.groups.keys import key_names
+from distkeras.groups.replica import weights_of
 from distkeras.groups.results import GroupResults
 from distkeras.groups.store import TrainedGroup
-from distkeras.groups.weights import weights_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.carried import require_carried

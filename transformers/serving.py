@@ -22,8 +22,8 @@ from distkeras.keras_model import keras_config
 from distkeras.keras_model.archive import CustomObjects, from_bytes
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
+from distkeras.spark.daemon import import_keras
 from distkeras.spark.failures import message_first
-from distkeras.spark.first_import import import_keras
 from distkeras.transformers.outputs import OutputColumn
 
 if TYPE_CHECKING:

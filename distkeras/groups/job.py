@@ -20,6 +20,7 @@ from distkeras.data.ordering import ROW_HASH
 from distkeras.data.schema import CLASS_WEIGHT, map_in_arrow, quoted, ready_columns
 from distkeras.data.spec import DataSpec
 from distkeras.groups.keys import key_as_text, key_fields, same_key
+from distkeras.groups.replica import packed_weights
 from distkeras.groups.results import GroupResults
 from distkeras.groups.side_by_side import GroupsSideBySide
 from distkeras.groups.store import (
@@ -36,7 +37,6 @@ from distkeras.groups.store import (
     write_groups,
 )
 from distkeras.groups.task import FIRST, GroupTask
-from distkeras.groups.weights import packed_weights
 from distkeras.keras_model.recipe import Recipe, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.variables import numpy_value

@@ -17,8 +17,8 @@ from py4j.protocol import Py4JError
 
 from distkeras.data.schema import field_of, quoted
 from distkeras.groups.keys import key_as_text, key_row, plain_keys, require_plain, same_key
+from distkeras.groups.replica import load_weights
 from distkeras.groups.store import CRC, ID, LARGE, SHOWN, WEIGHTS, StoredGroups, read_pieces
-from distkeras.groups.weights import load_weights
 from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.spark.failures import typed_error

@@ -13,8 +13,13 @@ from distkeras.data.columns import ColumnArrays
 from distkeras.data.model_columns import example
 from distkeras.data.shuffling import row_order
 from distkeras.data.spec import DataSpec
-from distkeras.groups.replica import all_state_is_in_variables, new_replica, require_finite
-from distkeras.groups.weights import packed_weights, require_finite_weights
+from distkeras.groups.replica import (
+    all_state_is_in_variables,
+    new_replica,
+    packed_weights,
+    require_finite,
+    require_finite_weights,
+)
 from distkeras.keras_model.compiled_steps import CALL_BYTES_MAX
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.stacked_models import StackedModels

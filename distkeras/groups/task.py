@@ -18,15 +18,14 @@ from distkeras.data.columns import ColumnArrays
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.source import checked_columns
 from distkeras.data.spec import DataSpec
-from distkeras.groups.replica import ReplicaOfGroups
+from distkeras.groups.replica import ReplicaOfGroups, weights_of
 from distkeras.groups.side_by_side import GroupsSideBySide
 from distkeras.groups.store import TrainedGroup
-from distkeras.groups.weights import weights_of
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError, DistkerasError, Origin, sorted_error
+from distkeras.spark.daemon import import_keras
 from distkeras.spark.failures import shortened
-from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
 from distkeras.training.task import prepare_process
 

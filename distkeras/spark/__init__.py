@@ -116,7 +116,7 @@ def _import_keras_in_background() -> Iterator[None]:
 
 
 def _import_keras() -> None:
-    from distkeras.spark.first_import import import_keras
+    from distkeras.spark.daemon import import_keras
 
     try:
         import_keras(on_driver=True)

@@ -1,8 +1,8 @@
-"""Reuse of rows that a session has already spread over partitions, or read, by the next job on the same rows.
+"""Reuse of rows that a session has already spread over partitions by the next job on the same rows.
 
 Assigning rows to partitions is a shuffle, which takes longer than the training of a small model. A cross-validation
 trains on the same rows again and again; if Spark itself keeps them (``cache``, ``persist``), the files of that shuffle
-are reused. So are the validation rows that the driver has read. Importing this module loads neither pyspark nor Keras.
+are reused. Importing this module loads neither pyspark nor Keras.
 
 Whether rows are the same is never guessed from a plan. The user's DataFrame must consist of rows that Spark keeps, of
 which columns may only be selected and renamed; everything else, filters and expressions included, is laid out again
@@ -14,9 +14,9 @@ when a job starts: rows that were lost or evicted are computed again, from sourc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from distkeras.spark.cluster import context_of, is_stopped
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 #: The most columns of a DataFrame whose plan is examined: each costs some calls of the JVM.
 _COLUMNS_MAX = 200
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,14 @@ class _LayoutKey:
     made_by: Hashable  # of the arrangement
 
 
-class _Latest(Generic[_T]):
-    """Keeps the latest value that was computed from rows that Spark keeps, until the next one or its session's end."""
+class KeptLayout:
+    """Keeps the latest layout until the next one or its session's end; Spark then removes the files."""
 
     def __init__(self) -> None:
-        self._kept: tuple[_LayoutKey, SparkSession, _T] | None = None
+        self._kept: tuple[_LayoutKey, SparkSession, DataFrame] | None = None
         self._lock = threading.Lock()
 
-    def _find(self, key: _LayoutKey, session: SparkSession) -> _T | None:
+    def _find(self, key: _LayoutKey, session: SparkSession) -> DataFrame | None:
         with self._lock:
             kept = self._kept
             if kept is not None and is_stopped(kept[1]):
@@ -69,14 +68,6 @@ class _Latest(Generic[_T]):
         if kept is None or context is None or not _same(kept[0], key, context):
             return None
         return kept[2] if _is_stored(key.cache, context) else None
-
-    def _keep(self, key: _LayoutKey, session: SparkSession, value: _T) -> None:
-        with self._lock:
-            self._kept = key, session, value
-
-
-class KeptLayout(_Latest["DataFrame"]):
-    """Keeps the latest layout until the next one or its session's end; Spark then removes the files."""
 
     def of(self, df: DataFrame, arrangement: Arrangement | None) -> DataFrame:
         """Return the kept layout of the rows of ``df``; if there is none, lay them out, and keep that if possible.
@@ -99,31 +90,9 @@ class KeptLayout(_Latest["DataFrame"]):
         # Spark does not repeat the shuffle of the same RDD, but a DataFrame's plan makes a new RDD each time.
         rdd = df._jdf.queryExecution().toRdd()  # noqa: SLF001 - PySpark has no public way to a plan
         laid_out = DataFrame(session._jsparkSession.internalCreateDataFrame(rdd, df._jdf.schema(), False), session)  # noqa: SLF001 - the same
-        self._keep(key, session, laid_out)
+        with self._lock:
+            self._kept = key, session, laid_out
         return laid_out
-
-
-class KeptRows(_Latest[_T]):
-    """Keeps the latest value that was read from rows on the driver, until the next one or its session's end."""
-
-    def of(self, arrangement: Arrangement | None, read: Callable[[], _T], fits: Callable[[_T], bool]) -> _T:
-        """Return the kept result of ``read`` for the same rows; if there is none, call ``read`` and keep its result.
-
-        Args:
-            arrangement: everything that determines the result of ``read``; None: never keep it.
-            read: reads the rows.
-            fits: returns whether a value is small enough to be kept.
-        """
-        key = _key_of(arrangement)
-        if arrangement is None or key is None:
-            return read()
-        session = arrangement.source.sparkSession
-        if (kept := self._find(key, session)) is not None:
-            return kept
-        value = read()
-        if fits(value):
-            self._keep(key, session, value)
-        return value
 
 
 def _is_stored(cache: Any, context: SparkContext) -> bool:

@@ -19,15 +19,11 @@ from distkeras.data.spec import DataSpec
 from distkeras.keras_model.keras_config import Settings, applied
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import TrainSettings
-from distkeras.spark.kept_layout import Arrangement, KeptRows
+from distkeras.spark.kept_layout import Arrangement
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
-
-#: The most bytes of validation rows that the driver keeps for the next job.
-_KEPT_BYTES_MAX = 256 << 20
-_VALIDATION: KeptRows[Batch] = KeptRows()
 
 
 @dataclass(frozen=True)
@@ -136,18 +132,8 @@ def columns_of(
 def validation_rows(df: DataFrame, spec: DataSpec, count_max: int) -> Batch:
     """Return rows of a validation DataFrame, at most ``count_max``.
 
-    Rows that Spark keeps are read once for all jobs of a search, unless a user's function decodes them.
-
     Raises:
         EmptyDataError: there are no rows.
         BadValueError, ShapeError, MissingColumnError, WorkerError: as `collect` says.
     """
-    spec = replace(spec, epochs=1, shuffle=False, batch_size=count_max)
-    checks = tuple(column.checks for column in spec.columns)  # the columns' equality leaves these out
-    names = tuple(name for column in spec.columns for name in column.sources)
-    arrangement = None if spec.encoded else Arrangement(df, names, (spec, checks))
-    return _VALIDATION.of(arrangement, lambda: collect(df, spec, count_max), _is_small).copy()
-
-
-def _is_small(batch: Batch) -> bool:
-    return batch.nbytes <= _KEPT_BYTES_MAX
+    return collect(df, replace(spec, epochs=1, shuffle=False, batch_size=count_max), count_max)

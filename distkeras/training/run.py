@@ -31,9 +31,8 @@ from distkeras.spark.record_stream import in_sized_batches
 from distkeras.training.callback_runner import CallbackRunner
 from distkeras.training.center_copy import CenterCopy
 from distkeras.training.cluster_server import ClusterServer, ServerHandle
-from distkeras.training.plan import JobPlan
+from distkeras.training.plan import JobPlan, Publication
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.publication import Publication
 from distkeras.training.supervisor import Supervisor
 from distkeras.training.task import SUMMARY
 

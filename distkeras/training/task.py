@@ -24,6 +24,7 @@ from distkeras.data.source import BatchSource
 from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
+from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 from distkeras.keras_model.tables import RowModel
 from distkeras.keras_model.window_rows import WindowRows
@@ -31,6 +32,7 @@ from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.errors import (
     ConfigurationError,
     DistkerasError,
+    EmptyDataError,
     LeaseLostError,
     LedgerError,
     Origin,
@@ -39,17 +41,20 @@ from distkeras.ps.errors import (
 from distkeras.ps.protocol.loop import Loop
 from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX
+from distkeras.ps.rules.daso import Daso
 from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.members import MemberLinks
 from distkeras.ps.transport.relay_group import RelayGroup
 from distkeras.ps.transport.worker_client import WorkerClient
+from distkeras.ps.worker.daso import run_member
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept
 from distkeras.ps.worker.tables import TableWindows
+from distkeras.spark.daemon import import_keras
 from distkeras.spark.failures import shortened
-from distkeras.spark.first_import import import_keras
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
-from distkeras.training.member import member_loop, members_host, node_name
+from distkeras.training.server_task import own_address
 
 #: The task's output: columns with their types, as Spark and as Arrow spell them.
 _SUMMARY = (
@@ -315,6 +320,73 @@ class _TaskAttempt:
         )
         columns = [pa.array([value], kind) for value, (_, _, kind) in zip(values, _SUMMARY, strict=True)]
         return pa.RecordBatch.from_arrays(columns, [name for name, _, _ in _SUMMARY])
+
+
+def members_host(server: str) -> str:
+    """Return the address at which other workers reach this one: this machine's, or loopback if the server uses it."""
+    loopback = server.startswith("127.") and not os.environ.get("SPARK_LOCAL_IP")
+    return server if loopback else own_address()
+
+
+def node_name() -> str:
+    """Return the name that all workers of one node share: the address in Spark's configuration, or the host's name."""
+    return os.environ.get("SPARK_LOCAL_IP") or socket.gethostname()
+
+
+def member_loop(
+    client: WorkerClient,
+    settings: WorkerSettings,
+    replica: KerasReplica,
+    batches: Iterator[Batch],
+    *,
+    source: BatchSource,
+    welcome: Welcome,
+    epochs: int,
+    moving_statistics: int,
+) -> Loop:
+    """Return the loop of a worker that exchanges with others after each step; it begins once all of them are ready.
+
+    Args:
+        batches: those of ``source`` from the partition's position on, which is in ``welcome``.
+        epochs: of the job.
+        moving_statistics: elements of them.
+
+    Raises:
+        EmptyDataError: the partition has no rows.
+    """
+    rule = settings.rule
+    assert isinstance(rule, Daso), rule
+    source.read_to_end()  # all members must know how many steps an epoch has
+    if not source.rows:
+        raise EmptyDataError(
+            f"rule {rule.name!r} needs rows in every partition. Received: none. Use fewer workers", worker=client.worker
+        )
+    source.rewind((welcome.epoch, welcome.batch), None if welcome.checksum < 0 else welcome.checksum)
+
+    def meet(node: str) -> MemberLinks | None:
+        links = MemberLinks(
+            members_host(client.address.locate()[0]),
+            client.address.key,
+            worker=client.worker,
+            attempt=client.attempt,
+            size=client.size,
+            shared=settings.shared_memory,
+            deadlines=settings.deadlines,
+        )
+        return links if links.meet(client, node, source.batches_per_epoch) else None
+
+    return run_member(
+        rule,
+        replica,
+        batches,
+        lambda: client.payload(rule.traits.parts),
+        welcome=welcome,
+        worker=client.worker,
+        node=node_name(),
+        epochs=epochs,
+        meet=meet,
+        moving_statistics=moving_statistics,
+    )
 
 
 def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int, stream: bool, worker: int) -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from distkeras.data.columns import Column
 from distkeras.data.spec import DataSpec
-from distkeras.groups.replica import ReplicaOfGroups
-from distkeras.groups.weights import weights_of
+from distkeras.groups.replica import ReplicaOfGroups, weights_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ps.errors import NonFiniteError

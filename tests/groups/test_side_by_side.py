@@ -20,11 +20,10 @@ from distkeras.data.columns import Column
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.spec import DataSpec
 from distkeras.groups import side_by_side
-from distkeras.groups.replica import ReplicaOfGroups
+from distkeras.groups.replica import ReplicaOfGroups, weights_of
 from distkeras.groups.side_by_side import GroupsSideBySide, common_steps
 from distkeras.groups.store import WEIGHTS, table_schema
 from distkeras.groups.task import FIRST, GroupPartition, GroupTask
-from distkeras.groups.weights import weights_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.ps.errors import ConfigurationError, NonFiniteError

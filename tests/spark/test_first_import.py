@@ -20,7 +20,7 @@ def run(program: str) -> str:
 def test_a_worker_imports_keras_without_matplotlib() -> None:
     run("""
 import gc
-from distkeras.spark.first_import import import_keras
+from distkeras.spark.daemon import import_keras
 import_keras()
 from keras.src.visualization import plot_image_gallery
 assert plot_image_gallery.plt is None
@@ -33,7 +33,7 @@ import matplotlib.pyplot
 def test_another_thread_may_import_matplotlib_meanwhile() -> None:
     run("""
 import builtins, sys, threading
-from distkeras.spark.first_import import import_keras
+from distkeras.spark.daemon import import_keras
 
 own = builtins.__import__
 
@@ -57,7 +57,7 @@ def test_a_process_that_has_imported_keras_is_not_changed() -> None:
     run("""
 import gc, keras
 gc.disable()
-from distkeras.spark.first_import import import_keras
+from distkeras.spark.daemon import import_keras
 import_keras()
 assert not gc.isenabled() and gc.get_freeze_count() == 0
 """)
@@ -67,7 +67,7 @@ def test_the_error_for_a_missing_backend_names_it_and_nothing_stays_changed() ->
     run("""
 import gc, os, sys
 os.environ["KERAS_BACKEND"] = "unknown"
-from distkeras.spark.first_import import import_keras
+from distkeras.spark.daemon import import_keras
 before = list(sys.meta_path)
 try:
     import_keras()
@@ -84,7 +84,7 @@ assert gc.isenabled() and not any(type(finder).__module__.startswith("distkeras"
 def test_a_driver_imports_matplotlib_and_does_not_freeze_its_objects() -> None:
     run("""
 import gc
-from distkeras.spark.first_import import import_keras
+from distkeras.spark.daemon import import_keras
 import_keras(on_driver=True)
 from keras.src.visualization import plot_image_gallery
 assert plot_image_gallery.plt is not None

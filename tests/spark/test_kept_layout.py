@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
 from distkeras.data.spec import DataSpec
-from distkeras.spark.kept_layout import Arrangement, KeptLayout, KeptRows
+from distkeras.spark.kept_layout import Arrangement, KeptLayout
 
 #: Pairs of layouts that are drawn without `--pairs`: by default, and in the slow test.
 FEW, MANY = 12, 200
@@ -206,23 +206,3 @@ def test_the_second_of_two_drawn_jobs_reads_the_same_rows_as_alone(
         spark.catalog.clearCache()
         spark.sql("drop table changing")
     assert reused > pairs // 20
-
-
-# Rows that the driver has read
-
-
-def test_rows_are_read_once_while_they_are_cached(rows: DataFrame) -> None:
-    kept, reads = KeptRows[int](), []
-
-    def read(source: DataFrame, made_by: int = 0) -> int:
-        arrangement = Arrangement(source, ("x",), made_by)
-        return kept.of(arrangement, lambda: reads.append(source.count()) or len(reads), lambda value: value < 6)
-
-    assert [read(rows), read(rows.select("*"))] == [1, 1]
-    assert [read(rows, 1), read(rows, 1), read(rows)] == [2, 2, 3]
-    assert [read(rows.where("x > 3")), read(rows.where("x > 3"))] == [4, 5]
-    assert read(rows) == 3
-    rows.unpersist()
-    assert read(rows) == 6
-    rows.persist()
-    assert [read(rows), read(rows)] == [7, 8]  # the values are too large to be kept

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from support.patience import patience, until
 from support.processes import descendants
 
 from distkeras.ps.errors import ConfigurationError
-from distkeras.spark import session
+from distkeras.spark import _import_keras_in_background, session
 
 
 def end_workers() -> None:
@@ -92,18 +93,18 @@ def test_a_running_session_with_other_settings_is_refused(spark: SparkSession) -
         session("local[2]", config={"spark.python.daemon.module": "pyspark.daemon"})
 
 
-def test_keras_is_imported_while_spark_starts() -> None:
-    program = """
-import sys
-from distkeras.spark import _import_keras_in_background
-assert "keras" not in sys.modules
-with _import_keras_in_background():
-    pass
-print("keras" in sys.modules)
-"""
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=False)
-    assert done.stdout.split() == ["True"], done.stderr
+def test_keras_is_imported_in_another_thread_while_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def import_keras(*, on_driver: bool) -> None:
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr("distkeras.spark.daemon.import_keras", import_keras)
+    with _import_keras_in_background():
+        pass
+    (thread,) = threads
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
 
 
 SESSION = """

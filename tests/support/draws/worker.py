@@ -23,8 +23,7 @@ from distkeras.results import JobRecords
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.record_stream import RecordStream
 from distkeras.training.center_copy import CenterCopy
-from distkeras.training.plan import JobPlan
-from distkeras.training.publication import Publication
+from distkeras.training.plan import JobPlan, Publication
 from distkeras.training.task import _TaskAttempt
 from support.draws.jobs import MiniBatch, Prepared, place_names
 from support.patience import PATIENT
