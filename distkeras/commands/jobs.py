@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from distkeras.flags import PAIRS, add_trainer_flags, columns_of, given_options, values_of
-from distkeras.job_server.client import JobClient, RemoteJob
-from distkeras.job_server.connection import TOKEN
-from distkeras.job_server.states import JobState
+from distkeras.job_server.client import TOKEN, JobClient, RemoteJob
+from distkeras.job_server.errors import JobState
 from distkeras.job_server.submission import LEFT_OUT
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text

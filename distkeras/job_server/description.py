@@ -13,7 +13,7 @@ from functools import reduce
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import from_json
 
 from distkeras.callbacks import EarlyStopping
@@ -79,20 +79,11 @@ Entries = (
 ClassWeights = Annotated[dict[Annotated[str, Field(pattern=r"^-?\d{1,15}$")], float], Field(max_length=100_000)]
 
 
-def _require_small_mapping(value: Any) -> Any:
-    """Return ``value``; raise ValueError for a large dictionary, which pydantic would check only after its items."""
-    if isinstance(value, dict) and len(value) > _ITEMS:
-        raise ValueError(f"It must have at most {_ITEMS} items, not {len(value)}")
-    return value
-
-
 class OptimizerConfig(Submitted):
     """An optimizer of Keras, by the name of its class."""
 
     class_name: Word
-    config: Annotated[dict[str, Scalar], BeforeValidator(_require_small_mapping)] = Field(
-        {}, max_length=_ITEMS, description="The arguments of the optimizer."
-    )
+    config: dict[str, Scalar] = Field({}, max_length=_ITEMS, description="The arguments of the optimizer.")
 
 
 #: The JSON type of an option, by its annotation in Python.
@@ -114,13 +105,7 @@ _TYPES: dict[str, Any] = {
 def _options_model(
     name: str, kind: type, left_out: Collection[str] = (), types: Mapping[str, Any] | None = None, **more: Any
 ) -> type[Submitted]:
-    """Return a model whose fields are the arguments of the constructor of ``kind``.
-
-    Args:
-        left_out: names of options that a job cannot set.
-        types: by name, the types of options whose annotations are not precise enough.
-        more: further fields, as `pydantic.create_model` takes them.
-    """
+    """Return a model whose fields are the arguments of the constructor of ``kind``."""
     for option in options_of(kind).values():
         if option.name in left_out:
             continue
@@ -305,12 +290,7 @@ def _require_known(options: Mapping[str, Any]) -> None:
 
 
 def description_error(error: ValidationError, prefix: str = "", *, form: bool = False) -> DescriptionError:
-    """Return one error of a validation: that of the most deeply nested field.
-
-    Args:
-        prefix: the field that contains the checked value.
-        form: a form was checked, whose part ``job`` is the description.
-    """
+    """Return one error of a validation: that of the most deeply nested field."""
     places = []
     for detail in error.errors(include_url=False):
         cause = detail.get("ctx", {}).get("error")

@@ -25,11 +25,11 @@ from urllib.parse import urlsplit
 from distkeras.callbacks import Callback, TimeBudget
 from distkeras.dashboard.watch import JobWatch
 from distkeras.job_server.description import JobDescription, PredictionDescription
+from distkeras.job_server.errors import PREDICT
 from distkeras.job_server.model_file import require_archive, require_weights
 from distkeras.job_server.places import require_listed, require_no_links
 from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, append, read_whole, write_whole
 from distkeras.job_server.runner.processes import LeaseRenewal
-from distkeras.job_server.states import PREDICT
 from distkeras.keras_model import archive
 from distkeras.keras_model.keras_config import applied
 from distkeras.keras_model.optimizers import optimizer_of
@@ -86,12 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
-    """Train or predict.
-
-    Returns:
-        The summary: of training, the rule, what `distkeras.results.write_files` returns, and why it was stopped early;
-        of predictions, the number of rows.
-    """
+    """Train or predict."""
     order = json.loads(folder.order(attempt).read_text(encoding="utf-8"))
     require_archive(folder.sent_model)
     require_weights(folder.sent_model.read_bytes())
@@ -106,16 +101,7 @@ def run(folder: JobFolder, attempt: int) -> dict[str, Any]:
 def predict(
     spark: SparkSession, folder: JobFolder, description: PredictionDescription, places: tuple[str, str], attempt: int
 ) -> dict[str, Any]:
-    """Write the rows with their predictions, and return the summary: the number of rows.
-
-    Args:
-        folder: of the job, with the model.
-        places: the URIs to read from and to write to.
-        attempt: the number of this driver of the job. A later one overwrites the output of earlier ones.
-
-    Raises:
-        ConfigurationError: the output already exists.
-    """
+    """Write the rows with their predictions, and return the summary: the number of rows."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 

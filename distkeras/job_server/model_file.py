@@ -174,13 +174,6 @@ def require_weights(data: bytes) -> None:
     """Check an archive's files of weights, and that its model has no more weights than they hold.
 
     A configuration of a few bytes can describe layers of any size, so the model is built without values first.
-
-    Args:
-        data: an archive that `require_archive` has accepted.
-
-    Raises:
-        DescriptionError: its weights have links, arrays in other files, or arrays of more bytes than the file; the
-            model has more weights than the file, or Keras cannot build it.
     """
     import h5py
 

@@ -27,11 +27,7 @@ _LOCAL = "file://"
 
 
 def require_readable(place: str, field: str, settings: Settings, account: Account) -> str:
-    """Return the URI of a place that a job of ``account`` may read.
-
-    Raises:
-        DescriptionError: the place is not below an allowed folder, is private, holds outputs of others, or is missing.
-    """
+    """Return the URI of a place that a job of ``account`` may read."""
     uri = require_allowed(place, settings.data, field)
     _require_elsewhere(uri, settings.private, field)
     if not account.is_admin:
@@ -52,11 +48,7 @@ def require_writable(place: str, settings: Settings, account: Account) -> str:
 
 
 def require_allowed(place: str, roots: Sequence[str], field: str) -> str:
-    """Return the URI of ``place`` for Spark, without symbolic links; DescriptionError unless it is below a root.
-
-    Args:
-        roots: paths and URIs of folders, or of single files.
-    """
+    """Return the URI of ``place`` for Spark, without symbolic links; DescriptionError unless it is below a root."""
     if _PATTERN.search(place) or ".." in PurePosixPath(place).parts:
         raise DescriptionError(
             f"`{field}` must be one path or URI, without patterns and `..`. Received: {place[:_SHOWN]!r}", field

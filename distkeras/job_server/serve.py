@@ -17,13 +17,12 @@ from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
-from distkeras.job_server.connection import is_loopback
+from distkeras.job_server.client import is_loopback
 from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.runner.processes import machine_memory
 from distkeras.job_server.runner.runner import JobRunner
-from distkeras.job_server.server.app import create_app
+from distkeras.job_server.server.app import HttpListener, create_app
 from distkeras.job_server.server.endpoints import Services
-from distkeras.job_server.server.listener import HttpListener
 from distkeras.job_server.settings import Settings
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore
@@ -68,18 +67,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     text = "write a new token of the user admin, who becomes an administrator, to admin.token in --folder, and end"
     add("--new-admin-token", action="store_true", help=text)
     add = parser.add_argument_group("limits").add_argument
-    size: dict[str, Any] = {"type": megabytes, "metavar": "MB"}
+    size: dict[str, Any] = {"type": lambda megabytes: int(megabytes) << 20, "metavar": "MB"}
     add("--upload-max", **size, default="512", help="largest size of a model (default: %(default)s)")
     add("--user-max", **size, dest="bytes_max", default="20480", help="largest size of a user's jobs (%(default)s)")
     add("--queued-max", type=int, default=1000, metavar="N", help="most waiting jobs of a user (default: %(default)s)")
     text = "free disk space required to accept or start a job (default: %(default)s)"
     add("--disk-reserve", **size, dest="reserve", default="1024", help=text)
-    add("--hours-max", dest="run_max", type=hours, metavar="N", help="longest run of one driver (default: no limit)")
+    text = "longest run of one driver (default: no limit)"
+    add("--hours-max", dest="run_max", type=lambda hours: float(hours) * 3600.0, metavar="N", help=text)
     text = "largest memory of one job's processes on this machine (default: 3/4 of the memory, divided by the slots)"
     add("--memory-max", **size, help=text)
     add("--log-max", **size, default="64", help="largest size of a job's log, whose end is kept (default: %(default)s)")
     text = "days to keep an ended job (default: no limit)"
-    add("--retention-days", dest="retention", type=days, metavar="N", help=text)
+    add("--retention-days", dest="retention", type=lambda days: float(days) * 86400.0, metavar="N", help=text)
 
 
 def _place(text: str) -> str:
@@ -92,21 +92,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise argparse.ArgumentTypeError(f"it must be NAME=VALUE. Received: {text}")
     return name, value
-
-
-def megabytes(text: str) -> int:
-    """Return megabytes as bytes."""
-    return int(text) << 20
-
-
-def hours(text: str) -> float:
-    """Return hours as seconds."""
-    return float(text) * 3600.0
-
-
-def days(text: str) -> float:
-    """Return days as seconds."""
-    return float(text) * 86400.0
 
 
 class JobServer:

@@ -35,9 +35,6 @@ def description_of(trainer: Trainer) -> dict[str, Any]:
     """Return the parts of a job's description that ``trainer`` determines, JSON-ready.
 
     They contain the rule, and the options that differ from the defaults.
-
-    Raises:
-        DescriptionError: a part cannot be sent.
     """
     if all_rules().get(trainer.rule.name) is not type(trainer.rule):
         kind = type(trainer.rule).__name__

@@ -18,9 +18,9 @@ from support.training.recorded_job import BEGAN, RecordedJob
 from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import CurrentStatus, JobRecord
 from distkeras.dashboard.watch import JobWatch
+from distkeras.job_server.errors import JobState
 from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.settings import Settings
-from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore
 from distkeras.job_server.store.tables import open_database

@@ -24,12 +24,12 @@ from distkeras.job_server.errors import (
     DescriptionError,
     ForbiddenError,
     JobFailedError,
+    JobState,
     NotFoundError,
     StateError,
     UnauthorizedError,
 )
 from distkeras.job_server.runner.files import append
-from distkeras.job_server.states import JobState
 from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
 
 # Keras: a model that was compiled and saved before it was trained has an optimizer without variables.

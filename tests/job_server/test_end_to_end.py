@@ -28,9 +28,8 @@ from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
 from distkeras.job_server import Client, RemoteJob
 from distkeras.job_server.driver import link_to_run
-from distkeras.job_server.errors import DescriptionError, JobFailedError
+from distkeras.job_server.errors import DescriptionError, JobFailedError, JobState
 from distkeras.job_server.runner.processes import ProcessId
-from distkeras.job_server.states import JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
 from distkeras.job_server.store.jobs import JobStore, StoredJob
 from distkeras.job_server.store.tables import open_database

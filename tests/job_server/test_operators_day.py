@@ -23,8 +23,7 @@ from support.training.spark_jobs import blobs, wrong_model
 
 from distkeras.data.datasets import write_parquet
 from distkeras.job_server import Client, RemoteJob
-from distkeras.job_server.errors import NotFoundError, UnauthorizedError
-from distkeras.job_server.states import JobState
+from distkeras.job_server.errors import JobState, NotFoundError, UnauthorizedError
 
 pytestmark = [pytest.mark.slow, nginx.needs_nginx]
 

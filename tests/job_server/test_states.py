@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from distkeras.job_server.states import ACTIVE, FINAL, TRANSITIONS, JobState, before
+from distkeras.job_server.errors import ACTIVE, FINAL, TRANSITIONS, JobState, before
 
 
 def test_every_state_is_in_the_table_and_can_be_reached() -> None:

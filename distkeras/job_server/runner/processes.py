@@ -49,16 +49,11 @@ def _started(process: psutil.Process) -> int:
 
 @dataclass(frozen=True)
 class ProcessId:
-    """The unique identity of a process.
-
-    Args:
-        started: ticks from the boot of its machine to its start.
-        place: from where it is visible; see `process_namespace`.
-    """
+    """The unique identity of a process."""
 
     pid: int
-    started: int
-    place: str
+    started: int  # ticks from the boot of its machine to its start
+    place: str  # from where it is visible: `process_namespace`
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
@@ -126,12 +121,7 @@ class ProcessId:
 
 
 class LeaseRenewal:
-    """A context in which a driver writes heartbeats, and ends when a server has fenced it.
-
-    Args:
-        beat: file of the heartbeat, which changes every second.
-        fence: file with the number of the first attempt that may still work.
-    """
+    """A context in which a driver writes heartbeats to ``beat``, and ends when a server has fenced it by ``fence``."""
 
     def __init__(self, beat: Path, fence: Path, attempt: int) -> None:
         self._beat, self._fence, self._attempt = beat, fence, attempt

@@ -27,11 +27,10 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from distkeras.job_server.driver import GO
-from distkeras.job_server.errors import StateError
+from distkeras.job_server.errors import WORKING_STATES, JobState, StateError
 from distkeras.job_server.runner.files import JobFiles, JobFolder, read_whole, write_whole
 from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.settings import Settings
-from distkeras.job_server.states import WORKING_STATES, JobState
 from distkeras.job_server.store.accounts import ADMIN, Account
 from distkeras.job_server.store.jobs import JobStore, StoredJob
 

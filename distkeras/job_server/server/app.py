@@ -6,6 +6,7 @@ The pages about the server itself are here too: its health, and metrics for Prom
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from waitress import wasyncore
+from waitress.server import create_server
 from werkzeug.exceptions import HTTPException
 
 import distkeras
@@ -35,9 +38,7 @@ from distkeras.job_server.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from distkeras.job_server.server.about_jobs import jobs_api
-from distkeras.job_server.server.about_users import account_api, admin_api
-from distkeras.job_server.server.endpoints import ErrorView, Services, services
+from distkeras.job_server.server.endpoints import ErrorView, Services, account_api, admin_api, jobs_api, services
 from distkeras.job_server.store.accounts import ADMIN, METRICS
 from distkeras.ps.errors import ConfigurationError
 
@@ -241,3 +242,55 @@ def _known_error(error: Exception) -> JobServerError:
         return UnavailableError("The server's database does not answer.")
     log.error("%s %r failed", request.method, request.path, exc_info=error)
     return JobServerError("The request failed; the server's log has the error.")
+
+
+class HttpListener:
+    """Serves an application over HTTP, with bodies of at most ``upload_max`` bytes.
+
+    Waitress receives all of a request before the application sees it, and has no deadline for a peer that sends a byte
+    now and then. So only this machine may reach it directly: for others, a reverse proxy requires tokens of uploads,
+    limits their number, and ends slow connections (`docs/guide/gateway.md`).
+
+    The constructor binds ``port``, or any free one for 0; ConfigurationError if it cannot. ``trusted_proxy`` is the
+    address of a proxy that forwards the caller's address and scheme.
+    """
+
+    def __init__(self, app: Any, host: str, port: int, *, upload_max: int, trusted_proxy: str | None = None) -> None:
+        try:
+            bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:
+            raise ConfigurationError(
+                f"`host` and `port` must be a free address of this machine. Received: {host}:{port}: {error}"
+            ) from error
+        self.port: int = bound.getsockname()[1]
+        proxy: dict[str, Any] = {}
+        if trusted_proxy is not None:
+            headers = {"x-forwarded-for", "x-forwarded-proto"}
+            proxy = {"trusted_proxy": trusted_proxy, "trusted_proxy_headers": headers, "trusted_proxy_count": 1}
+        self._map: dict[int, Any] = {}
+        self._server = create_server(
+            app,
+            map=self._map,
+            sockets=[bound],
+            ident=None,
+            threads=8,
+            connection_limit=500,
+            channel_timeout=60,  # seconds after which an idle connection is closed
+            max_request_header_size=1 << 14,
+            max_request_body_size=upload_max,
+            clear_untrusted_proxy_headers=True,
+            **proxy,
+        )
+
+    def run(self) -> None:
+        """Serve until `stop`, or until a signal's handler raises SystemExit in this thread."""
+        try:
+            self._server.run()
+        finally:
+            self._server.task_dispatcher.shutdown()
+            wasyncore.close_all(self._map)
+
+    def stop(self) -> None:
+        """Close all connections, and make `run` return; from another thread."""
+        # The thread that serves closes them, so that it does not read from a closed connection.
+        self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._map))

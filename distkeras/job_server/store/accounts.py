@@ -20,12 +20,11 @@ import sqlalchemy as sa
 from pydantic import BaseModel
 from sqlalchemy.exc import IntegrityError
 
-from distkeras.job_server.errors import DescriptionError, ForbiddenError, NotFoundError, StateError
+from distkeras.job_server.errors import ForbiddenError, NotFoundError, StateError
 from distkeras.job_server.store.tables import AUDIT, TOKENS, USERS
 
 #: ``metrics`` may read the server's numbers and nothing else.
 USER, ADMIN, METRICS = "user", "admin", "metrics"
-ROLES = (USER, ADMIN, METRICS)
 #: The valid names of users.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
@@ -35,19 +34,13 @@ _Info = TypeVar("_Info", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Account:
-    """The user of a request.
+    """The user of a request."""
 
-    Args:
-        id: in the database.
-        expires: when their token expires, in seconds since the epoch; None: never.
-        token: id of their token.
-    """
-
-    id: int
+    id: int  # in the database
     name: str
     role: str
-    expires: float | None = None
-    token: str | None = None
+    expires: float | None = None  # when their token expires, in seconds since the epoch; None: never
+    token: str | None = None  # the id of their token
 
     @property
     def is_admin(self) -> bool:
@@ -116,12 +109,7 @@ class Accounts:
         return self.add_token(ADMIN, "made on the server's machine")
 
     def add_user(self, name: str, role: str = USER) -> UserInfo:
-        """Add a user, without a token; DescriptionError for an invalid name or role, StateError for a taken name."""
-        if NAME.fullmatch(name) is None:
-            text = f"`name` must be 1 to 64 of letters, digits and ._@-. Received: {name[:80]!r}"
-            raise DescriptionError(text, "name")
-        if role not in ROLES:
-            raise DescriptionError(f"`role` must be one of {', '.join(ROLES)}. Received: {role!r}", "role")
+        """Add a user, without a token; StateError for a taken name. The endpoint checks the arguments."""
         added = UserInfo(name=name, role=role, active=True, created=self._clock())
         try:
             with self._engine.begin() as connection:
@@ -163,16 +151,7 @@ class Accounts:
             raise StateError(f"{refusal}: no administrator would have a valid token; make one for another of them")
 
     def add_token(self, user: str, note: str = "", expires: float | None = None, *, parent: str | None = None) -> str:
-        """Return a new token, which is shown only here.
-
-        Args:
-            note: the purpose of the token.
-            expires: when it expires, in seconds since the epoch; None: never.
-            parent: id of the token that makes it, and ends it when it is revoked.
-
-        Raises:
-            NotFoundError: there is no such user, or they were removed.
-        """
+        """Return a new token, which is shown only here."""
         token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         values: dict[str, object] = {"id": token_id, "digest": _digest(secret), "note": note[:200], "parent": parent}
         with self._engine.begin() as connection:
@@ -189,15 +168,7 @@ class Accounts:
         return self._read(TokenInfo, query.where(_seen_by(viewer)))
 
     def revoke(self, viewer: Account, token_id: str, *, alone: bool = False) -> None:
-        """Revoke a token, and the tokens that it has made, and those that these have made.
-
-        Args:
-            alone: the tokens that it has made stay valid.
-
-        Raises:
-            NotFoundError: the viewer sees no such token.
-            StateError: no administrator would have a valid token any more.
-        """
+        """Revoke a token, and the tokens that it has made, and those that these have made."""
         first = sa.select(TOKENS.c.id).where(TOKENS.c.id == token_id, _seen_by(viewer))
         made = first.cte(recursive=True)
         made = made.union(sa.select(TOKENS.c.id).join(made, TOKENS.c.parent == made.c.id))

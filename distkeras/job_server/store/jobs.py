@@ -12,9 +12,19 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from pydantic import BaseModel, Field
 
-from distkeras.job_server.errors import DescriptionError, NotFoundError, QuotaError, StateError
+from distkeras.job_server.errors import (
+    ACTIVE,
+    FINAL,
+    PREDICT,
+    TRAIN,
+    DescriptionError,
+    JobState,
+    NotFoundError,
+    QuotaError,
+    StateError,
+    before,
+)
 from distkeras.job_server.settings import Settings
-from distkeras.job_server.states import ACTIVE, FINAL, PREDICT, TRAIN, JobState, before
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.tables import ATTEMPTS, JOBS, USERS
 
@@ -48,23 +58,14 @@ class JobSummary(BaseModel, from_attributes=True, frozen=True):
 
 
 class StoredJob(JobSummary, frozen=True):
-    """A job in the database; times are seconds since the epoch.
+    """A job in the database; times are seconds since the epoch."""
 
-    Args:
-        number: rises with each job; users know a job by its ``id``, which cannot be guessed.
-        description: the user's description, and as "order" the part that only the driver receives.
-        server: the process that is responsible for it.
-        renewal: rises while that process is alive.
-        driver: the process that runs it.
-        cancel: when a user cancelled it.
-    """
-
-    number: int
-    description: dict[str, Any]
-    server: str | None
-    renewal: int
-    driver: str | None
-    cancel: float | None
+    number: int  # rises with each job; users know a job by its ``id``, which cannot be guessed
+    description: dict[str, Any]  # the user's, and as "order" the part that only the driver receives
+    server: str | None  # the process that is responsible for it
+    renewal: int  # rises while that process is alive
+    driver: str | None  # the process that runs it
+    cancel: float | None  # when a user cancelled it
 
     @property
     def order(self) -> Mapping[str, Any]:
@@ -103,12 +104,7 @@ class JobStore:
     def add(
         self, account: Account, name: str, description: Mapping[str, Any], size: int, limits: Settings, job_id: str = ""
     ) -> StoredJob:
-        """Add a job to the queue: its description with the order, JSON-ready, and the bytes of its files.
-
-        Raises:
-            QuotaError: the user would exceed the limits; nothing was added.
-            DescriptionError: another job of the user that has not ended writes to the same output.
-        """
+        """Add a job to the queue: its description with the order, JSON-ready, and the bytes of its files."""
         job_id = job_id or new_id()
         values = {"id": job_id, "user_id": account.id, "name": name, "state": JobState.QUEUED, "bytes": size}
         values["kind"] = description.get(ORDER, {}).get("kind", TRAIN)
@@ -255,16 +251,7 @@ class JobStore:
         summary: Mapping[str, Any] | None = None,
         mlflow_run: str | None = None,
     ) -> bool:
-        """Change a job's state; return False if its state does not allow it any more, or another server has it.
-
-        Args:
-            state: the new state. `JobState.QUEUED` is possible only if no user has cancelled the job.
-            error: why it did not end successfully.
-            size: bytes of its files.
-            outcome: how this attempt ended. Default: the error, or the state.
-            summary: the numbers of a job that is done, JSON-ready.
-            mlflow_run: where the job's run is, once that is known.
-        """
+        """Change a job's state; return False if its state does not allow it any more, or another server has it."""
         values: dict[str, Any] = {"state": state}
         allowed: sa.ColumnElement[bool] = JOBS.c.state.in_(before(state))
         if state is JobState.QUEUED:

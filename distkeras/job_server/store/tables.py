@@ -114,14 +114,7 @@ AUDIT = Table(
 
 
 def open_database(url: str) -> sa.Engine:
-    """Open a database, and create its tables, or change those of an earlier release.
-
-    Args:
-        url: of SQLAlchemy, such as ``sqlite:////var/lib/distkeras/jobs.sqlite`` or ``postgresql+psycopg://host/name``.
-
-    Raises:
-        ConfigurationError: it cannot be opened, or its tables are of a later release.
-    """
+    """Open a database, and create its tables, or change those of an earlier release."""
     try:
         parsed = sa.make_url(url)
         url_shown = parsed.render_as_string(hide_password=True)

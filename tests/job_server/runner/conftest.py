@@ -11,11 +11,11 @@ import pytest
 from support.job_server.runner_process import STUB
 from support.patience import until
 
+from distkeras.job_server.errors import FINAL
 from distkeras.job_server.runner.files import JobFiles, JobFolder
 from distkeras.job_server.runner.processes import ProcessId
 from distkeras.job_server.runner.runner import JobRunner
 from distkeras.job_server.settings import Settings
-from distkeras.job_server.states import FINAL
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.jobs import JobStore, StoredJob
 

@@ -9,8 +9,8 @@ from job_server.conftest import ManualClock
 from job_server.runner.conftest import RunnerHarness
 from support.patience import patience, until
 
+from distkeras.job_server.errors import JobState
 from distkeras.job_server.runner.files import read_piece
-from distkeras.job_server.states import JobState
 
 
 @pytest.mark.parametrize("todo", ["wait", "stubborn wait"])

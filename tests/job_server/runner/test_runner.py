@@ -23,12 +23,12 @@ from support.patience import brief, patience, until
 from support.present import present
 
 from distkeras.job_server.driver import main as drive
+from distkeras.job_server.errors import FINAL, JobState
 from distkeras.job_server.runner import processes
 from distkeras.job_server.runner.files import read_progress
 from distkeras.job_server.runner.processes import ProcessId, process_namespace
 from distkeras.job_server.runner.runner import JobRunner
 from distkeras.job_server.settings import Settings
-from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.jobs import StoredJob
 from distkeras.ps.errors import ConfigurationError
 

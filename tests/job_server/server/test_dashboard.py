@@ -9,7 +9,7 @@ from support.job_server.service import JobService
 from support.training.recorded_job import RecordedJob, record_of, write_journal
 
 from distkeras.dashboard.journal import Journal
-from distkeras.job_server.states import JobState
+from distkeras.job_server.errors import JobState
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,8 @@ from sqlalchemy.exc import OperationalError
 from support.job_server.service import JobService
 from support.patience import patience, until
 
-from distkeras.job_server.errors import DescriptionError, StateError, UnavailableError
+from distkeras.job_server.errors import DescriptionError, JobState, StateError, UnavailableError
 from distkeras.job_server.runner.files import JobFolder
-from distkeras.job_server.states import JobState
 from distkeras.job_server.store.jobs import JobStore
 
 

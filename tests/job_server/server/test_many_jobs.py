@@ -13,7 +13,7 @@ from sqlalchemy import insert
 from support.job_server.service import JobService
 from support.present import present
 
-from distkeras.job_server.states import JobState
+from distkeras.job_server.errors import JobState
 from distkeras.job_server.store.jobs import new_id
 from distkeras.job_server.store.tables import JOBS, METADATA
 

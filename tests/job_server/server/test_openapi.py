@@ -18,8 +18,8 @@ from support.job_server.service import JobService
 from support.patience import patience
 from support.training.recorded_job import RecordedJob, write_journal
 
+from distkeras.job_server.errors import JobState
 from distkeras.job_server.server.app import FailureLimit
-from distkeras.job_server.states import JobState
 
 #: Conditions that a schema cannot express, such as where data may lie, are refused with 422.
 CONFIG = """

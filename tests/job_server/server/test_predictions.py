@@ -12,8 +12,8 @@ import pytest
 from support.job_server.service import JobService
 from support.present import present
 
-from distkeras.job_server.server.about_jobs import JobView
-from distkeras.job_server.states import JobState
+from distkeras.job_server.errors import JobState
+from distkeras.job_server.server.endpoints import JobView
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,8 @@ from support.patience import patience
 from support.present import present
 
 from distkeras.job_server.runner.files import JobFiles
-from distkeras.job_server.server.about_jobs import JobView
 from distkeras.job_server.server.app import FailureLimit, create_app
-from distkeras.job_server.server.endpoints import PREFIX, ErrorView
+from distkeras.job_server.server.endpoints import PREFIX, ErrorView, JobView
 
 
 def detail_of(answer: Any) -> dict[str, Any]:

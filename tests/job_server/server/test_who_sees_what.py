@@ -15,8 +15,8 @@ import pytest
 from support.job_server.service import JSON, JobService
 from support.present import present
 
+from distkeras.job_server.errors import JobState
 from distkeras.job_server.server.app import PUBLIC, create_app
-from distkeras.job_server.states import JobState
 
 #: What a route accesses: something public; an object of a user, named in its path; a list of the caller's objects; the
 #: creation of such an object; or something that only administrators may use.

@@ -10,9 +10,8 @@ from support.job_server.claims import take_all
 from support.patience import patience
 from support.present import present
 
-from distkeras.job_server.errors import NotFoundError, QuotaError, StateError
+from distkeras.job_server.errors import FINAL, JobState, NotFoundError, QuotaError, StateError
 from distkeras.job_server.settings import Settings
-from distkeras.job_server.states import FINAL, JobState
 from distkeras.job_server.store.accounts import Account
 from distkeras.job_server.store.jobs import JobStore, StoredJob
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distkeras.job_server.states import JobState
+from distkeras.job_server.errors import JobState
 from distkeras.job_server.store.jobs import JobStore
 from distkeras.job_server.store.tables import open_database
 from support.patience import patience

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from distkeras.job_server import Client
+from distkeras.job_server.errors import FINAL
 from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.runner.runner import JobRunner
-from distkeras.job_server.server.app import FailureLimit, create_app
+from distkeras.job_server.server.app import FailureLimit, HttpListener, create_app
 from distkeras.job_server.server.endpoints import Services
-from distkeras.job_server.server.listener import HttpListener
 from distkeras.job_server.settings import Settings
-from distkeras.job_server.states import FINAL
 from distkeras.job_server.store.accounts import Accounts
 from distkeras.job_server.store.jobs import JobStore
 from distkeras.job_server.store.tables import open_database
