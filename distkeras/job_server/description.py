@@ -13,7 +13,7 @@ from functools import reduce
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import from_json
 
 from distkeras.callbacks import EarlyStopping
@@ -79,11 +79,20 @@ Entries = (
 ClassWeights = Annotated[dict[Annotated[str, Field(pattern=r"^-?\d{1,15}$")], float], Field(max_length=100_000)]
 
 
+def _require_small_mapping(value: Any) -> Any:
+    """Return ``value``; raise ValueError for a large dictionary, which pydantic would check only after its items."""
+    if isinstance(value, dict) and len(value) > _ITEMS:
+        raise ValueError(f"It must have at most {_ITEMS} items, not {len(value)}")
+    return value
+
+
 class OptimizerConfig(Submitted):
     """An optimizer of Keras, by the name of its class."""
 
     class_name: Word
-    config: dict[str, Scalar] = Field({}, max_length=_ITEMS, description="The arguments of the optimizer.")
+    config: Annotated[dict[str, Scalar], BeforeValidator(_require_small_mapping)] = Field(
+        {}, max_length=_ITEMS, description="The arguments of the optimizer."
+    )
 
 
 #: The JSON type of an option, by its annotation in Python.
