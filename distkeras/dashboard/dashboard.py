@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, finalize
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
-from distkeras.dashboard.journal import STREAM_TYPE, as_events, read_since
 from distkeras.dashboard.page import Page, live_page, saved_page
-from distkeras.dashboard.watch import JobWatch
+from distkeras.dashboard.watch import STREAM_TYPE, JobWatch, as_events, read_since
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
 if TYPE_CHECKING:

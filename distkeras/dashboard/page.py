@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from distkeras.dashboard.journal import Entry
+from distkeras.dashboard.watch import Entry
 
 _OWN = (
     "words",
@@ -54,7 +54,7 @@ def saved_page(
     """Return a page with the present state of jobs, which needs no other file.
 
     Args:
-        journals: the whole journal of each job, as `journal.read_since` returns it.
+        journals: the whole journal of each job, as `read_since` of `dashboard.watch` returns it.
         names: the names of the jobs; empty if they have none.
         outside: the job server's description of each job; empty without a job server.
     """

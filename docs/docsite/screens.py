@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from support.training.recorded_job import RecordedJob, record_of
 
-from distkeras.dashboard.journal import Journal, read_since
 from distkeras.dashboard.page import saved_page
+from distkeras.dashboard.watch import Journal, read_since
 
 #: Scrolls to an element.
 _SCROLL = "what => scrollTo(0, document.querySelector(what).getBoundingClientRect().top - 12)"

@@ -17,9 +17,9 @@ from ml_dtypes import bfloat16
 from distkeras.ps.rules.base import Vector, total_of
 from distkeras.ps.rules.daso import Daso, Sent, Turn, Turns, local_step, merge, through_bfloat16
 from distkeras.ps.rules.schedules import Constant, Schedule
-from distkeras.ps.simulation.function_replica import Gradient, checked_gradient
 from distkeras.ps.simulation.simulate import flat_vector
 from distkeras.ps.simulation.timing import Communication, Draw, Timing
+from distkeras.ps.simulation.virtual_job import Gradient, checked_gradient
 from distkeras.ps.validate import invalid, require_integer, require_number
 
 Loss = Callable[[Vector], float]

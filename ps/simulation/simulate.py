@@ -22,9 +22,8 @@ from distkeras.ps.protocol.loop import Compute, ProbeRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import BY_SPEED, Vector
 from distkeras.ps.rules.schedules import Schedule
-from distkeras.ps.simulation.function_replica import Gradient, NumberedGradient
 from distkeras.ps.simulation.timing import Communication, Timing
-from distkeras.ps.simulation.virtual_job import Trace, VirtualJob
+from distkeras.ps.simulation.virtual_job import Gradient, NumberedGradient, Trace, VirtualJob
 from distkeras.ps.validate import invalid, require_integer
 
 

@@ -45,7 +45,7 @@ SANS_IO = [
     *(f"protocol/{name}" for name in ("framing", "messages", "layout", "compression")),
     *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log")),
     "worker/loop",
-    *(f"simulation/{name}" for name in ("simulate", "virtual_job", "function_replica", "daso")),
+    *(f"simulation/{name}" for name in ("simulate", "virtual_job", "daso")),
 ]
 
 

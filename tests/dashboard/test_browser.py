@@ -14,9 +14,8 @@ from support.patience import patience
 from support.training.recorded_job import BEGAN, RecordedJob, record_of, write_journal
 
 from distkeras.dashboard.dashboard import Dashboard
-from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import CurrentStatus, JobRecord
-from distkeras.dashboard.watch import JobWatch
+from distkeras.dashboard.watch import JobWatch, Journal
 from distkeras.ps.events import Event
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distkeras.dashboard.journal import Journal, read_since
+from distkeras.dashboard.watch import Journal, read_since
 
 
 @pytest.fixture

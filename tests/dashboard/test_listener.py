@@ -17,9 +17,8 @@ from support.patience import patience, until
 from support.training.recorded_job import RecordedJob
 
 from distkeras.dashboard.dashboard import Dashboard
-from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import JobRecord
-from distkeras.dashboard.watch import JobWatch
+from distkeras.dashboard.watch import JobWatch, Journal
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.results import JobOutcome, JobRecords
 

@@ -15,9 +15,8 @@ from support.job_server.process import Server
 from support.present import present
 from support.training.recorded_job import BEGAN, RecordedJob
 
-from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import CurrentStatus, JobRecord
-from distkeras.dashboard.watch import JobWatch
+from distkeras.dashboard.watch import JobWatch, Journal
 from distkeras.job_server.errors import JobState
 from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.settings import Settings

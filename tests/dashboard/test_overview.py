@@ -12,9 +12,9 @@ import pytest
 from support.browser import DESKTOP, PHONE, colored, violations
 from support.training.recorded_job import BEGAN, RecordedJob, record_of
 
-from distkeras.dashboard.journal import Journal, read_since
 from distkeras.dashboard.page import saved_page
 from distkeras.dashboard.record import CurrentStatus, JobRecord
+from distkeras.dashboard.watch import Journal, read_since
 from distkeras.ps.events import Event
 from distkeras.ps.rules import make
 from distkeras.results import MicroBatchProgress

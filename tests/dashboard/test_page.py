@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from distkeras.dashboard.journal import Entry
 from distkeras.dashboard.page import live_page, saved_page, server_page
+from distkeras.dashboard.watch import Entry
 
 EVIL = "</script><script>alert(1)</script><!--<script> & \u2028 \"' <img src=x onerror=alert(1)>"
 STATIC = files("distkeras.dashboard") / "static"

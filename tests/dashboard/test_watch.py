@@ -18,8 +18,7 @@ from support.training.recorded_job import RecordedJob
 
 import distkeras.dashboard.watch as watching
 from distkeras.callbacks import CallbackContext, Evaluation, JobLink, JobOver, TrainingSetup
-from distkeras.dashboard.journal import read_since
-from distkeras.dashboard.watch import JobWatch
+from distkeras.dashboard.watch import JobWatch, read_since
 from distkeras.ps.events import Events, report
 from distkeras.ps.rules import make
 from distkeras.ps.transport.driver_client import DriverClient

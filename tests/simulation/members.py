@@ -14,7 +14,7 @@ from distkeras.ps.protocol.loop import Loop
 from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.rules.daso import Daso
-from distkeras.ps.simulation.function_replica import VirtualBatch
+from distkeras.ps.simulation.virtual_job import VirtualBatch
 from distkeras.ps.transport.members import MemberLinks
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.daso import MemberReplica, run_member

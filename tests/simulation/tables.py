@@ -10,7 +10,7 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.protocol.messages import CenterReply
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
-from distkeras.ps.simulation.function_replica import VirtualBatch
+from distkeras.ps.simulation.virtual_job import VirtualBatch
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.worker.tables import Window
 from simulation.plan import Plan

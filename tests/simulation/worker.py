@@ -24,7 +24,7 @@ from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message, Pu
 from distkeras.ps.protocol.tables import Span, spans
 from distkeras.ps.rules.base import AUTO
 from distkeras.ps.settings import WorkerSettings
-from distkeras.ps.simulation.function_replica import VirtualBatch
+from distkeras.ps.simulation.virtual_job import VirtualBatch
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.relay_group import RelayGroup, RelayLink
 from distkeras.ps.transport.worker_client import WorkerClient

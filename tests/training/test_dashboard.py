@@ -28,7 +28,7 @@ from support.training.spark_jobs import (
 from distkeras import Callback, Dashboard, EarlyStopping, Trainer
 from distkeras.callbacks import CallbackContext
 from distkeras.dashboard.dashboard import watch_of
-from distkeras.dashboard.journal import read_since
+from distkeras.dashboard.watch import read_since
 from distkeras.ps.errors import WorkerError
 from distkeras.ps.rules import make
 from distkeras.settings import grouped

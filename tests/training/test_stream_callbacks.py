@@ -20,7 +20,7 @@ from support.training.streams import arrive, arriving
 
 from distkeras import Dashboard, EarlyStopping, KerasCallbacks, PrometheusMetrics, Pruning
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
-from distkeras.dashboard.journal import read_since
+from distkeras.dashboard.watch import read_since
 from distkeras.ps.errors import ConfigurationError, DistkerasError, LocalProtocolError
 from distkeras.results import JobResults, MicroBatchProgress, backlog_of
 from distkeras.training.stream import StreamTraining

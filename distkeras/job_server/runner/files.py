@@ -40,7 +40,7 @@ class JobFolder:
         self.fence = path / "fence"  # the number of the first attempt that may still work
         self.log = path / "driver.log"  # the output of the drivers and of Spark
         self.progress = path / "progress.jsonl"  # a line for each second of training and each event, of all attempts
-        self.journal = path / "journal.jsonl"  # the events for a page of the job: `distkeras.dashboard.journal`
+        self.journal = path / "journal.jsonl"  # the events for a page of the job: `distkeras.dashboard.watch`
         self.mlflow = path / "mlflow.json"  # the job's run in MLflow, and where it is
         self.begun = path / "begun"  # exists after a predict job has found that its output did not exist
         self.checkpoint = path / "checkpoint"  # the snapshots that an attempt continues from

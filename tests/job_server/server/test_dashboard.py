@@ -8,7 +8,7 @@ import pytest
 from support.job_server.service import JobService
 from support.training.recorded_job import RecordedJob, record_of, write_journal
 
-from distkeras.dashboard.journal import Journal
+from distkeras.dashboard.watch import Journal
 from distkeras.job_server.errors import JobState
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from distkeras.callbacks import Evaluation
-from distkeras.dashboard.journal import Journal
 from distkeras.dashboard.record import CurrentStatus, JobRecord
+from distkeras.dashboard.watch import Journal
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.events import Event
 from distkeras.settings import JobFacts
