@@ -72,7 +72,8 @@ from distkeras.training.callback_runner import (
     require_callbacks,
     require_no_epochs,
 )
-from distkeras.training.plan import JobPlan
+from distkeras.training.center_copy import CenterCopy
+from distkeras.training.plan import JobPlan, Publication
 from distkeras.training.publisher import Publisher
 from distkeras.training.requirements import (
     require_constant_rate,
@@ -536,16 +537,28 @@ class Trainer(JobResults):
         return columns_of(df, self.recipe.build(self.model_file), self.settings, self.recipe.settings)
 
     def _begin(self, plan: JobPlan) -> PreparedJob:
-        """Begin the callbacks of a job, and return it."""
-        outcome, job, facts = self.outcome, PreparedJob.of(plan), self.outcome.facts
-        assert facts is not None
+        """Begin the record and the callbacks of a job, and return it."""
+        replica, cut = plan.replica, plan.cut
+        options = reported_options(
+            plan.server, plan.worker, self.settings, compilation=self.recipe.identity(replica.model)
+        )
+        facts = replace(
+            JobFacts.of(self.settings, plan.server, options, stream=plan.data.df.isStreaming),
+            model=replica.model.name,
+            parameters=replica.size + sum(table.rows * table.width for _, table in cut.partial),
+            columns=plan.spec.names,
+            monitor=monitored_metric(plan.callbacks),
+        )
+        self.outcome = outcome = JobOutcome(plan.data.df, facts=facts)
+        report_tables(cut, outcome.events)
+        job = PreparedJob(plan, Publication(plan), CenterCopy(plan))
         setup = TrainingSetup(
-            plan.replica.metric_names,
+            replica.metric_names,
             job.center.build_replica,
             job.center.read_rows,
             facts,
             outcome.events,
-            facts.options,
+            options,
             outcome,
             job.center.require_all_tables,
         )
@@ -560,40 +573,17 @@ class Trainer(JobResults):
         self, df: DataFrame, callbacks: Sequence[Callback], checkpoint: Checkpoint | None, resume: bool
     ) -> JobPlan:
         """Return the plan of a job on ``df``, whose rows it leaves as they are if it is a stream."""
-        model, stream = self.recipe.build(self.model_file), df.isStreaming
+        model = self.recipe.build(self.model_file)
         data = BoundData.of(df, model, self.settings, self.recipe.settings)
         cut = self._cut(model, data, checkpoint if resume else None)
         replica = self._fitting(KerasReplica(model, cut.order), data)
+        if checkpoint is not None or cut.tables or self.rule.traits.peers or self.worker_settings.overlap:
+            data = data.rewindable()  # a worker may have to go back to earlier mini-batches
         facts = SparkFacts.of(df.sparkSession)
-        server, worker = self._placed(facts, checkpoint, cut, stream=stream)
-        options = reported_options(server, worker, self.settings, compilation=self.recipe.identity(model))
-        about = replace(
-            JobFacts.of(self.settings, server, options, stream=stream),
-            model=model.name,
-            parameters=replica.size + sum(table.rows * table.width for _, table in cut.partial),
-            columns=data.spec.names,
-            monitor=monitored_metric(callbacks),
-        )
-        self.outcome = JobOutcome(df, facts=about)
-        report_tables(cut, self.outcome.events)
+        server, worker = self._placed(facts, checkpoint, cut, stream=df.isStreaming)
         return JobPlan(
-            data=data.rewindable() if self._rewinds(checkpoint, cut) else data,
-            training=self.settings,
-            model_file=self.model_file,
-            recipe=self.recipe,
-            replica=replica,
-            cut=cut,
-            server=server,
-            worker=worker,
-            callbacks=callbacks,
-            resume=resume,
-            facts=facts,
+            data, self.settings, self.model_file, self.recipe, replica, cut, server, worker, callbacks, resume, facts
         )
-
-    def _rewinds(self, checkpoint: Checkpoint | None, cut: CutModel) -> bool:
-        """Return whether a worker may have to go back to earlier mini-batches."""
-        peers, overlap = self.rule.traits.peers, self.worker_settings.overlap
-        return peers or checkpoint is not None or overlap or bool(cut.tables)
 
     def _placed(
         self, facts: SparkFacts, checkpoint: Checkpoint | None, cut: CutModel, *, stream: bool

@@ -29,7 +29,6 @@ from distkeras.ps.transport.client import Address, make_certificate
 from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkFacts
-from distkeras.spark.kept_layout import Arrangement
 from distkeras.training.bound_data import BoundData
 from distkeras.training.requirements import require_size
 from distkeras.training.server_task import ServerTask
@@ -72,11 +71,6 @@ class JobPlan:
     def df(self) -> DataFrame:
         """The rows as workers read them: one partition each."""
         return self.data.partitioned(self.worker.workers)
-
-    @property
-    def arrangement(self) -> Arrangement | None:
-        """What determines `df`; None: its rows are not kept for a later job, as those of a micro-batch."""
-        return None if self.micro_batch != NO_MICRO_BATCH else self.data.arrangement(self.worker.workers)
 
     @property
     def spec(self) -> DataSpec:

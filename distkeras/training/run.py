@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distkeras.callbacks import CenterWeights
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import map_in_arrow
+from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DeadlineError, DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
@@ -93,11 +94,6 @@ class PreparedJob(NamedTuple):
     plan: JobPlan
     publication: Publication
     center: CenterCopy
-
-    @classmethod
-    def of(cls, plan: JobPlan) -> PreparedJob:
-        """Prepare the job of ``plan``; ConfigurationError if its model cannot be published."""
-        return cls(plan, Publication(plan), CenterCopy(plan))
 
 
 class SparkJob:
@@ -186,7 +182,9 @@ class SparkJob:
 
     def _collect(self) -> list[Row]:
         plan = self._plan
-        laid_out = in_sized_batches(_LAYOUT.of(plan.df, plan.arrangement), plan.spec.row_bytes)
+        # The rows of a micro-batch are not kept for a later job.
+        arrangement = plan.data.arrangement(plan.worker.workers) if plan.micro_batch == NO_MICRO_BATCH else None
+        laid_out = in_sized_batches(_LAYOUT.of(plan.df, arrangement), plan.spec.row_bytes)
         return map_in_arrow(laid_out, self._task.run, SUMMARY, plan.training.resources).collect()
 
     def _wait_for_tasks(self, action: SparkAction) -> list[Row]:

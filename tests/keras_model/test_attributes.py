@@ -30,6 +30,8 @@ from distkeras.keras_model.replica_cache import fingerprint
 from distkeras.keras_model.tables import cut
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
+from distkeras.training.center_copy import CenterCopy
+from distkeras.training.plan import Publication
 from distkeras.training.publisher import _to_publish
 from distkeras.training.run import PreparedJob
 from distkeras.transformers import ModelPredictor
@@ -176,7 +178,8 @@ def test_a_model_whose_tables_are_in_files_has_the_attributes(monkeypatch: pytes
 def test_versions_of_a_stream_have_the_attributes() -> None:
     trainer = Trainer(scaled(factor=0.1), "downpour", batch_size=2)
     plan = plan_of(trainer, pa.table({"features": [[1.0, 2.0, 3.0]] * 2, "label": [[0.0, 1.0]] * 2}))
-    assert from_bytes(_to_publish(PreparedJob.of(plan)), compiled=True).layers[0].factor == 0.1
+    job = PreparedJob(plan, Publication(plan), CenterCopy(plan))
+    assert from_bytes(_to_publish(job), compiled=True).layers[0].factor == 0.1
 
 
 def test_attributes_are_part_of_what_identifies_a_job() -> None:
