@@ -32,13 +32,7 @@ def receive(sock: socket.socket, buffer: memoryview) -> bool:
 
 
 class BareClient:
-    """A client that sends a vector to the server and receives the center.
-
-    Args:
-        number: number of the client.
-        address: address of the server.
-        size: number of elements of the vector, float32.
-    """
+    """A client that sends a vector of ``size`` elements, float32, and receives the center."""
 
     def __init__(self, number: int, address: Where, size: int) -> None:
         self._sock = tune(socket.create_connection(address))
@@ -53,11 +47,7 @@ class BareClient:
 
 
 class BareCenter:
-    """The center.
-
-    Args:
-        size: elements.
-    """
+    """The center, which has ``size`` elements."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -27,13 +27,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python benchmarks/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--section",
-        choices=SECTIONS + ON_REQUEST,
-        nargs="+",
-        default=SECTIONS,
-        help=f"default: all but {', '.join(ON_REQUEST)}",
-    )
+    sections, default = SECTIONS + ON_REQUEST, f"default: all but {', '.join(ON_REQUEST)}"
+    parser.add_argument("--section", choices=sections, nargs="+", default=SECTIONS, help=default)
     parser.add_argument("--only", metavar="TEXT", default="", help="measure the cases whose name contains TEXT")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine there")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} short rounds instead of {ROUNDS}")

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from bench.measure import Case, Factory
-from bench.workload import CLASSES, INPUTS, WORKERS, rows, session
+from bench.whole_job import WORKERS
+from bench.workload import CLASSES, INPUTS, rows, session
 from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
 from distkeras.data.source import BatchSource
@@ -49,10 +50,8 @@ def _spark(count: int) -> Iterator[list[Case]]:
         found = [_first_pass(kind, frame, count) for kind, frame in frames.items()]
         found.append(_order(frames["cached arrays"], count))
         found.append(_replay(frames["cached arrays"], count))
-        for case in found:
-            for side in (case.ours, case.limit, case.naive):
-                if side is not None:
-                    side()
+        for run in (run for case in found for run in (case.ours, case.limit, case.naive) if run):
+            run()
         yield found
 
 
@@ -84,9 +83,7 @@ def _first_pass(kind: str, frame: DataFrame, count: int) -> Case:
     few = frame.limit(int(count * FEW)).cache()
     row_count = few.count()
 
-    def naive() -> float:
-        size = BATCH
-
+    def naive(size: int = BATCH) -> float:
         def batches(records: Iterable[Any]) -> Iterator[int]:
             features, labels, found = [], [], 0
             for row in records:
@@ -103,45 +100,23 @@ def _first_pass(kind: str, frame: DataFrame, count: int) -> Case:
         found = few.repartition(WORKERS).rdd.mapPartitions(batches).collect()
         return _rate(sum(found), row_count, began)
 
-    return Case(
-        SECTION,
-        f"first pass, {kind}",
-        "rows/s",
-        lambda: _rows_per_second(plan, _spec(), count),
-        lambda: _drain(plan, count),
-        naive,
-        target_limit=0.8,
-        target_naive=6.0,
-        turns=TURNS,
-        note="limit: the same rows in the same order, without reading them; naive: repartition and rdd.mapPartitions",
-    )
+    ours, limit = partial(_rows_per_second, plan, _spec(), count), partial(_drain, plan, count)
+    note = "limit: the same rows in the same order, without reading them; naive: repartition and rdd.mapPartitions"
+    return Case(SECTION, f"first pass, {kind}", "rows/s", ours, limit, naive, 0.8, 6.0, TURNS, note)
 
 
 def _order(frame: DataFrame, count: int) -> Case:
-    ordered = partitioned(frame, _spec(), WORKERS)
     anyhow = frame.select("features", "label").repartition(WORKERS)
-    return Case(
-        SECTION,
-        "what a reproducible order costs",
-        "rows/s",
-        lambda: _drain(ordered, count),
-        lambda: _drain(anyhow, count),
-        note="limit: plain repartition, without reading the rows",
-    )
+    ours, limit = (partial(_drain, each, count) for each in (partitioned(frame, _spec(), WORKERS), anyhow))
+    note = "limit: plain repartition, without reading the rows"
+    return Case(SECTION, "what a reproducible order costs", "rows/s", ours, limit, note=note)
 
 
 def _replay(frame: DataFrame, count: int) -> Case:
     plan = partitioned(frame, _spec(), WORKERS)
-    return Case(
-        SECTION,
-        "later epochs",
-        "rows/s",
-        lambda: _rows_per_second(plan, _spec(1 + REPLAYS), count, replay=True),
-        None,
-        lambda: _rows_per_second(plan, _spec(), count),
-        target_naive=10.0,
-        note="naive: the first pass",
-    )
+    ours = partial(_rows_per_second, plan, _spec(1 + REPLAYS), count, replay=True)
+    first = partial(_rows_per_second, plan, _spec(), count)
+    return Case(SECTION, "later epochs", "rows/s", ours, None, first, target_naive=10.0, note="naive: the first pass")
 
 
 def _drain(frame: DataFrame, count: int) -> float:

@@ -7,9 +7,7 @@ are rare events, and short rounds would contain none.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import Case, Factory
-from bench.start import write_data
+from bench.start import run_program, write_data
 
 SECTION = "goodput"
 #: Faults an hour and group of workers.
@@ -50,16 +48,13 @@ def _goodput(seconds: int) -> Iterator[list[Case]]:
         def rate(kind: str, faults: int) -> float:
             return float(result(kind, faults)["rate"])
 
+        case = partial(Case, SECTION, unit="samples/s", limit=partial(rate, "ours", 0), target_limit=TARGET, once=True)
+        setting = "M, 2 workers, AGN, window 3, batches of 128"
         yield [
-            Case(
-                SECTION,
-                f"{faults} faults an hour, M, 2 workers, AGN, window 3, batches of 128",
-                "samples/s",
-                partial(rate, "ours", faults),
-                partial(rate, "ours", 0),
-                target_limit=TARGET,
+            case(
+                name=f"{faults} faults an hour, {setting}",
+                ours=partial(rate, "ours", faults),
                 note=partial(_note, result, faults),
-                once=True,
             )
             for faults in RATES
         ]
@@ -78,22 +73,10 @@ def _note(result: Any, faults: int) -> str:
 
 
 def run(kind: str, folder: Path, seconds: float, faults: int) -> dict[str, Any]:
-    """Run one training under faults, and return its figures.
-
-    Raises:
-        RuntimeError: If the training failed; the text has its last output.
-    """
-    done = subprocess.run(
-        [sys.executable, _PROGRAM, kind, folder, str(seconds), str(faults), str(_SEED)],
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(_PATHS)},
-        capture_output=True,
-        text=True,
-        timeout=seconds + 600,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{kind} must end with 0. Received: {done.returncode}\n{done.stderr[-2000:]}")
-    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    """Run one training under faults, and return its figures."""
+    command: list[str | Path] = [sys.executable, _PROGRAM, kind, folder, str(seconds), str(faults), str(_SEED)]
+    environment = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(_PATHS)}
+    results = run_program(command, environment, seconds + 600)
     if results.get("lost") or results.get("doubled"):
         raise RuntimeError(f"every mini-batch must count once. Received: {results}")
     return results

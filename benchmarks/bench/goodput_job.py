@@ -94,7 +94,7 @@ def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: i
 
 def inject(kind: str, draw: random.Random) -> bool:
     """Inject one fault; return whether there was a target."""
-    servers = [pid for pid in children(os.getpid()) if b"distkeras.ps" in command_line(pid)]
+    servers = server_processes()
     workers = [pid for pid in python_workers() if pid not in servers]
     targets = servers if kind == "kill server" else workers
     if not targets:
@@ -110,6 +110,18 @@ def inject(kind: str, draw: random.Random) -> bool:
             os.kill(target, signal.SIGKILL)
         return True
     return False
+
+
+def server_processes() -> list[int]:
+    """Return the pids of the parameter servers below this process."""
+    import psutil
+
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # The process has just ended.
+            if any("distkeras.ps" in word for word in process.cmdline()):
+                found.append(process.pid)
+    return found
 
 
 def wake(pid: int) -> None:
@@ -134,24 +146,9 @@ def ports_of(worker: int, servers: list[int]) -> list[int]:
 
 def cut(port: int) -> bool:
     """Make the kernel destroy the connection of a port; return whether that succeeded."""
-    done = subprocess.run(
-        ["ss", "-K", "sport", "=", f":{port}"], capture_output=True, text=True, timeout=10, check=False
-    )
+    command = ["ss", "-K", "sport", "=", f":{port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     return f":{port}" in done.stdout
-
-
-def children(pid: int) -> list[int]:
-    """Return all descendants of a process."""
-    import psutil
-
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def command_line(pid: int) -> bytes:
-    """Return a process' command line; empty if it has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
 
 
 def figures(

@@ -42,8 +42,6 @@ WORKLOADS = (Workload("S", 32, 1000), Workload("M", 128, 500), Workload("C", 128
 WINDOWS = (1, 10, 100)
 #: The window of cases that have one only.
 WINDOW = 10
-#: Steps of a run without ``jit_compile``: JAX then runs one operation at a time.
-SLOW_STEPS = 50
 
 
 def cases(quick: bool) -> list[Factory]:
@@ -52,9 +50,7 @@ def cases(quick: bool) -> list[Factory]:
     backends = [name for name in BACKENDS if importlib.util.find_spec(name)] if chosen is None else [chosen]
     share = 4 if quick else 1
     workloads = [replace(workload, steps=workload.steps // share) for workload in WORKLOADS]
-    return [
-        partial(kind, backend, workloads) for backend in backends for kind in (_steps, _precision, _jobs, _compilation)
-    ]
+    return [partial(kind, backend, workloads) for backend in backends for kind in (_steps, _precision, _jobs)]
 
 
 def card() -> str:
@@ -93,10 +89,7 @@ def _device(backend: str, processes: int = 1) -> Iterator[_Device]:
     if not name:
         raise RuntimeError("the section `gpu` needs a GPU. Received: none that nvidia-smi lists")
     with ExitStack() as stack:
-        started = [BackendProcess(backend) for _ in range(processes)]
-        for process in started:
-            stack.callback(process.close)
-        yield _Device(backend, name, started)
+        yield _Device(backend, name, [stack.enter_context(BackendProcess(backend)) for _ in range(processes)])
 
 
 def _title(workload: Workload) -> str:
@@ -140,18 +133,6 @@ def _precision(backend: str, workloads: list[Workload]) -> Iterator[Case]:
         difference, plain = device.process.call(distances, half, WINDOW)
         note = f"naive: float32; the differences as above: {difference:.2g} and {plain:.2g}"
         yield device.case(f"{_title(full)}, mixed_float16", note, ours=ours, naive=naive)
-
-
-@contextmanager
-def _compilation(backend: str, workloads: list[Workload]) -> Iterator[Case]:
-    """Yield the case of ``jit_compile``."""
-    base = replace(workloads[0], steps=SLOW_STEPS)
-    with _device(backend) as device:
-        ours, naive = (
-            partial(device.process.call, replica_rate, replace(base, jit_compile=jit), WINDOW) for jit in (True, False)
-        )
-        ours(), naive()
-        yield device.case(f"{_title(base)}, jit_compile=True", "naive: jit_compile=False", ours=ours, naive=naive)
 
 
 @contextmanager

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.workload import CLASSES, HIDDEN, INPUTS, answer, fit_rate, mini_batches, rows
+from bench.processes import Caller
+from bench.whole_job import HIDDEN
+from bench.workload import CLASSES, INPUTS, fit_rate, mini_batches, rows
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.protocol.loop import Loop
@@ -39,7 +39,6 @@ METRICS = ("loss", "accuracy")
 EXECUTIONS = {"S": (1, 10, 50), "M": (1, 10, 50), "C": (1, 10)}
 #: Threads of a process on processors.
 _THREADS = 4
-_SPAWN = get_context("spawn")  # A fork would lose the threads and devices of a backend.
 
 
 @dataclass(frozen=True)
@@ -47,62 +46,30 @@ class Workload:
     """A model and its mini-batches.
 
     Args:
-        model: "S" or "M" (see `workload.HIDDEN`), or "C": two convolutions of 32 and 64 filters over 28 x 28 pixels.
+        model: "S" or "M" (see `whole_job.HIDDEN`), or "C": two convolutions of 32 and 64 filters over 28 x 28 pixels.
         batch: rows of a mini-batch.
         steps: steps of one timed run.
         policy: the dtype policy of the model.
-        jit_compile: that of ``compile``.
     """
 
     model: str
     batch: int
     steps: int
     policy: str = "float32"
-    jit_compile: bool | str = "auto"
 
 
-class BackendProcess:
-    """A process with one backend, which ends with its pipe.
-
-    Args:
-        of_task: set the variables that a training task sets; else all is as a user has it.
-    """
+class BackendProcess(Caller):
+    """A process with one backend, and the variables that a training task sets; else all is as a user has it."""
 
     def __init__(self, backend: str, *, of_task: bool = True) -> None:
-        self._pipe, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, backend, of_task), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function of this module there; `result` must follow."""
-        self._pipe.send((function, arguments))
-
-    def result(self) -> Any:
-        """Return what the function returned."""
-        return answer(self._pipe)
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of this module there, and return its result."""
-        self.begin(function, *arguments)
-        return self.result()
-
-    def close(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._process.join()
+        super().__init__()
+        self.call(_choose, backend, of_task)
 
 
-def _serve(pipe: Connection, backend: str, of_task: bool) -> None:
+def _choose(backend: str, of_task: bool) -> None:
     os.environ["KERAS_BACKEND"] = backend
     if of_task:
         prepare_process(_THREADS, None)
-    while True:
-        try:
-            function, arguments = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(function(*arguments))
 
 
 def build(workload: Workload, steps_per_execution: int = 1) -> keras.Model:
@@ -126,7 +93,6 @@ def build(workload: Workload, steps_per_execution: int = 1) -> keras.Model:
         "sparse_categorical_crossentropy",
         metrics=["accuracy"],
         steps_per_execution=steps_per_execution,
-        jit_compile=workload.jit_compile,
     )
     return model
 
@@ -172,8 +138,7 @@ def best_fit(workload: Workload) -> Iterator[tuple[Callable[[], float], str]]:
     with ExitStack() as stack:
         found = []
         for backend in filter(importlib.util.find_spec, ("tensorflow", "jax")):
-            process = BackendProcess(backend, of_task=False)
-            stack.callback(process.close)
+            process = stack.enter_context(BackendProcess(backend, of_task=False))
             best = process.call(fastest_fit, workload, EXECUTIONS[workload.model])
             rate = partial(process.call, keras_rate, workload, best)
             found.append((rate(), rate, f"fit on {backend} with steps_per_execution={best}"))
@@ -183,11 +148,9 @@ def best_fit(workload: Workload) -> Iterator[tuple[Callable[[], float], str]]:
 
 
 def distances(workload: Workload, steps: int) -> tuple[float, float]:
-    """Return how far two models are from a third one after the same steps, each with ``train_on_batch``.
+    """Return how far the largest weights are from those of a plain model after the same steps.
 
-    Returns:
-        The largest differences of a weight: of a replica that took the steps as one window, and of another plain
-        model, whose difference shows how far a device repeats its own results.
+    First of a replica that took them as one window, then of another plain model: how far a device repeats its results.
     """
     batches = _batches(workload, steps, steps)
     replica = KerasReplica(build(workload))

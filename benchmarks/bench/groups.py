@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from bench.measure import Case, Factory
-from bench.workload import WORKERS, session
+from bench.whole_job import WORKERS
+from bench.workload import session
 
 SECTION = "groups"
 #: Rows of a group, numbers of a row, rows of a mini-batch, epochs; the model has 161 numbers.
@@ -83,16 +83,10 @@ def _side_by_side(trainer: Any, df: Any, count: int) -> Case:
     copies = df.withColumn("copy", F.explode(F.array(*map(F.lit, range(MANY)))))
     many = copies.withColumn("shop", F.col("shop") * MANY + F.col("copy")).drop("copy").repartition(WORKERS).cache()
     groups = many.select("shop").distinct().count()
-    return Case(
-        SECTION,
-        f"{groups} groups of {ROWS} rows, {SIDE_BY_SIDE} side by side",
-        "groups/s",
-        partial(_rate, trainer, many, groups, side_by_side=SIDE_BY_SIDE),
-        None,
-        partial(_rate, trainer, many, groups),
-        once=True,
-        note=f"{count} groups {MANY} times; naive: one after another; both with tracing in each Python worker",
-    )
+    ours, naive = (partial(_rate, trainer, many, groups, **each) for each in ({"side_by_side": SIDE_BY_SIDE}, {}))
+    name = f"{groups} groups of {ROWS} rows, {SIDE_BY_SIDE} side by side"
+    note = f"{count} groups {MANY} times; naive: one after another; both with tracing in each Python worker"
+    return Case(SECTION, name, "groups/s", ours, None, naive, once=True, note=note)
 
 
 @contextmanager
@@ -101,12 +95,8 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
 
     # Spark sends local functions to executors by value; this module is not available there.
     def network() -> Any:
-        layers = [
-            keras.Input((FEATURES,)),
-            keras.layers.Dense(16, activation="relu"),
-            keras.layers.Dense(1, activation="sigmoid"),
-        ]
-        return keras.Sequential(layers)
+        layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1, activation="sigmoid")]
+        return keras.Sequential([keras.Input((FEATURES,)), *layers])
 
     def fit_group(group: pd.DataFrame) -> pd.DataFrame:
         model = network()
@@ -132,24 +122,12 @@ def _small_groups(count: int) -> Iterator[list[Case]]:
         # The start of the Python workers would count more for fewer groups, so neither side is timed with it.
         _rate(trainer, df.where(df.shop < 4 * WORKERS), 4 * WORKERS)
         naive(min(4 * WORKERS, count))
-        case = Case(
-            SECTION,
-            f"{count} groups of {ROWS} rows",
-            "groups/s",
-            partial(_rate, trainer, df, count),
-            None,
-            naive,
-            target_naive=10.0,
-            turns=2,
-            once=True,
-            note=f"naive: keras.fit in applyInPandas on {min(SAMPLE, count)} of the groups; both warm",
-        )
-        note = f"naive: `train` on the rows of one group after another, {JOBS - 1} of them; both warm"
-        loop = replace(
-            case,
-            name=f"{case.name}, and a loop of jobs",
-            naive=partial(_loop_of_jobs, trainer, df),
-            target_naive=None,
-            note=note,
-        )
-        yield [case, loop, _side_by_side(trainer, df, count)]
+        name, ours = f"{count} groups of {ROWS} rows", partial(_rate, trainer, df, count)
+        case_of = partial(Case, SECTION, unit="groups/s", ours=ours, limit=None, turns=2, once=True)
+        note = f"naive: keras.fit in applyInPandas on {min(SAMPLE, count)} of the groups; both warm"
+        loop_note = f"naive: `train` on the rows of one group after another, {JOBS - 1} of them; both warm"
+        yield [
+            case_of(name=name, naive=naive, target_naive=10.0, note=note),
+            case_of(name=f"{name}, and a loop of jobs", naive=partial(_loop_of_jobs, trainer, df), note=loop_note),
+            _side_by_side(trainer, df, count),
+        ]

@@ -59,19 +59,12 @@ def _rate(side: Whole | Bare, commits: int) -> float:
 
 
 class Whole:
-    """A center and its workers.
-
-    Args:
-        rule: the update rule.
-        payload: every part of every commit.
-    """
+    """A center under ``rule`` and its workers; every part of every commit is ``payload``."""
 
     def __init__(self, rule: Rule, payload: np.ndarray) -> None:
-        self._payload = payload
-        self._parts = rule.traits.parts
-        self.center = Center(
-            rule, np.zeros_like(payload), workers=_WORKERS, learning_rate=ETA if rule.traits.gradient else None
-        )
+        self._payload, self._parts = payload, rule.traits.parts
+        rate = ETA if rule.traits.gradient else None
+        self.center = Center(rule, np.zeros_like(payload), workers=_WORKERS, learning_rate=rate)
         for worker in range(_WORKERS):
             self.center.join(worker, 0)
         for worker in range(_WORKERS):
@@ -121,19 +114,12 @@ class Whole:
 
 
 class Bare:
-    """The rule's kernels over chunks that are cut before the timed run.
-
-    Args:
-        rule: the update rule.
-        payload: every part of every commit.
-    """
+    """The kernels of ``rule`` over chunks that are cut before the timed run; every part of a commit is ``payload``."""
 
     def __init__(self, rule: Rule, payload: np.ndarray) -> None:
         traits = rule.traits
-        self._rule = rule
-        self._payload = payload
+        self._rule, self._payload, self._clock = rule, payload, 0
         self._counters: dict[str, int] = {}
-        self._clock = 0
         fresh = partial(np.zeros_like, payload)
         center, scratch = fresh(), np.empty(BLOCK, payload.dtype)
         model = tuple(fresh() for _ in traits.model_vectors)
@@ -157,9 +143,7 @@ class Bare:
             part[...] = self._payload
         context = Context(_WORKERS, worker, self._clock, min(1, self._clock), STEPS, ETA, ETA)
         self._clock += 1
-        if not self._rule.traits.synchronous:
-            return partial(self._step, worker, context)
-        return partial(self._contribute, worker, context)
+        return partial(self._contribute if self._rule.traits.synchronous else self._step, worker, context)
 
     def _step(self, worker: int, context: Context) -> None:
         rule, chunks = self._rule, self.applied[worker]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,23 +24,13 @@ MEANINGLESS = 0.25
 
 @dataclass(frozen=True)
 class Case:
-    """A measurement that is set up and warm.
+    """A measurement that is set up and warm, with a unique name in its section, and a unit of its rates.
 
-    Args:
-        section: the section of the case.
-        name: what is measured, unique within the section.
-        unit: unit of the rates, such as "exchanges/s".
-        ours: one timed run of the project's code.
-        limit: one timed run of a program that no implementation can beat; None if there is none.
-        naive: one timed run of the plain way to do it.
-        target_limit: the target of the ratio to the limit.
-        target_naive: the target of the ratio to the plain way.
-        turns: the number of runs of each side within a round, in turns; its rate is their mean. It is for runs that are
-            short compared with the time over which a shared machine's speed changes.
-        note: further text of the row; a callable is called after the last round.
-        missing: what this machine lacks to measure the case; empty if it lacks nothing.
-        once: whether there is one round, without a spread, because a run takes minutes and repeats its work itself.
-        rounds: maximum number of rounds, for runs that take long.
+    ``limit`` is a program that no implementation can beat, ``naive`` the plain way to do the same; targets are of our
+    ratios to them. In a round, each side has ``turns`` runs, whose mean is its rate, for runs that are short compared
+    with the time over which a shared machine's speed changes. With ``once``, there is one round, without a spread,
+    because a run takes minutes and repeats its work itself. A callable ``note`` is called after the last round.
+    ``missing`` is what this machine lacks to measure the case.
     """
 
     section: str
@@ -61,19 +52,27 @@ class Case:
 Factory = Callable[[], AbstractContextManager[Case | list[Case]]]
 
 
+class Side(NamedTuple):
+    """What a row has of the limit, or of the plain way; None is what is absent, refused or not measured."""
+
+    rate: float | None
+    ratio: float | None
+    spread: float | None
+    target: float | None
+
+    @property
+    def short(self) -> bool:
+        """Return whether the ratio is below its target."""
+        return self.ratio is not None and self.target is not None and self.ratio < self.target
+
+
 @dataclass(frozen=True)
 class Row:
-    """A measured `Case`. Rates and ratios are medians over the rounds.
+    """A measured `Case`, as it is stored.
 
-    Args:
-        section, case, unit, target_limit, target_naive, note: see `Case`.
-        ours, limit, naive: rates; None if the case has no such side, or could not be measured.
-        ratio_to_limit, ratio_to_naive: our rate over theirs, computed within each round; None if there is none, or it
-            was refused.
-        spread_to_limit, spread_to_naive: interquartile range of the rounds' ratios over their median.
-        runs: number of rounds; 0 if it could not be measured.
-        refused: why a ratio is missing; empty if none is.
-        processor: the processor on which it was measured.
+    Rates are medians over the rounds, and so are ratios, which are computed within each round; a spread is the
+    interquartile range of a ratio over its median. There are 0 ``runs`` if it could not be measured. ``refused`` is why
+    a ratio is missing.
     """
 
     section: str
@@ -94,22 +93,21 @@ class Row:
     processor: str = ""
 
     @property
+    def sides(self) -> dict[str, Side]:
+        """Return the limit and the plain way."""
+        return {
+            "limit": Side(self.limit, self.ratio_to_limit, self.spread_to_limit, self.target_limit),
+            "naive": Side(self.naive, self.ratio_to_naive, self.spread_to_naive, self.target_naive),
+        }
+
+    @property
     def short(self) -> bool:
         """Return whether a ratio is below its target."""
-        pairs = ((self.ratio_to_limit, self.target_limit), (self.ratio_to_naive, self.target_naive))
-        return any(ratio is not None and target is not None and ratio < target for ratio, target in pairs)
+        return any(side.short for side in self.sides.values())
 
 
 def measure(case: Case, runs: int = ROUNDS) -> Row:
-    """Run every side of ``case`` in each round, each turn in another order; run none if something is missing.
-
-    Args:
-        case: the case, set up and warm.
-        runs: number of rounds, at least 1.
-
-    Raises:
-        ValueError: If the rate of a side is not positive.
-    """
+    """Run every side of ``case`` in each round, each turn in another order; run none if something is missing."""
     sides = {"ours": case.ours, "limit": case.limit, "naive": case.naive}
     present = [(name, run) for name, run in sides.items() if run is not None and not case.missing]
     runs = (1 if case.once else min(runs, case.rounds)) if present else 0
@@ -163,13 +161,7 @@ def _ratio(ours: list[float], theirs: list[float] | None) -> tuple[float | None,
 
 
 def measured(factories: list[Factory], runs: int, only: str = "") -> Iterator[Row]:
-    """Yield the rows of all cases, one after the other, each measured within the context of its factory.
-
-    Args:
-        factories: the factories of the cases.
-        runs: rounds of each case; below `ROUNDS`, each is a single turn.
-        only: measure only cases whose name contains it.
-    """
+    """Yield the rows of all cases whose name contains ``only``; with fewer than `ROUNDS` runs, each is one turn."""
     for factory in factories:
         with factory() as cases:
             for case in cases if isinstance(cases, list) else [cases]:

@@ -10,7 +10,8 @@ from functools import partial, reduce
 from pathlib import Path
 
 from bench.measure import Case, Factory
-from bench.workload import WORKERS, build, rows, session
+from bench.whole_job import WORKERS
+from bench.workload import build, rows, session
 
 SECTION = "predict"
 BATCH = 1024
@@ -52,13 +53,6 @@ def _predict(count: int, times: int = 1) -> Iterator[Case]:
 
         for side in (ours, limit) * -(-WARM_UP // times):
             side()
-        yield Case(
-            SECTION,
-            f"S, {times * count} rows",
-            "rows/s",
-            ours,
-            limit,
-            target_limit=0.45,
-            turns=TURNS if times == 1 else 1,
-            note=f"limit: Keras predict on arrays, batches of {BATCH}",
-        )
+        turns, note = (TURNS if times == 1 else 1), f"limit: Keras predict on arrays, batches of {BATCH}"
+        name = f"S, {times * count} rows"
+        yield Case(SECTION, name, "rows/s", ours, limit, target_limit=0.45, turns=turns, note=note)

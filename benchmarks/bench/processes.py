@@ -12,22 +12,67 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager
+from functools import cache, partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from distkeras.ps.world.streams import SOCKET_BUFFER
 
-_SPAWN = get_context("spawn")  # A fork would lose TensorFlow's threads.
+_SPAWN = get_context("spawn")  # A fork would lose the threads and devices of a backend.
 _PROCESSES = 8
-#: Seconds for a process to start, or to answer after the end of its run.
-_PATIENCE = 120.0
+#: Seconds for a process to start, to answer, or to end.
+PATIENCE = 300.0
 
 Where = tuple[str, int]
+
+
+class Caller:
+    """A process that calls functions of modules, each with picklable arguments; it ends with its pipe."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_serve_calls, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join(PATIENCE)
+
+    @property
+    def pid(self) -> int:
+        """Return the pid of the process."""
+        return self._process.pid or 0
+
+    def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function there; `result` must follow."""
+        self._pipe.send((function, arguments))
+
+    def result(self, seconds: float = 0.0) -> Any:
+        """Return what the function returned, which takes at least ``seconds``."""
+        if not self._pipe.poll(seconds + PATIENCE):
+            raise TimeoutError(f"a process must answer within {PATIENCE:g} s")
+        return self._pipe.recv()  # There is an EOFError if the process ended; it has logged the reason.
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function there, and return its result."""
+        self.begin(function, *arguments)
+        return self.result()
+
+
+def _serve_calls(pipe: Connection) -> None:
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(function(*arguments))
 
 
 class Exchanges(NamedTuple):
@@ -52,8 +97,7 @@ def tune(sock: socket.socket) -> socket.socket:
     return sock
 
 
-@dataclass(frozen=True)
-class Service:
+class Service(NamedTuple):
     """A server in a separate process."""
 
     address: Where
@@ -62,29 +106,16 @@ class Service:
 
 @contextmanager
 def serving(make: Callable[[], Callable[[socket.socket], None]]) -> Iterator[Service]:
-    """Yield a server process with a thread per connection.
-
-    Args:
-        make: picklable function; it is called in the new process and returns the function that each connection's
-            thread calls.
-    """
-    ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(theirs, make), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield Service(_answer(ours, 0.0), process.pid or 0)
-    finally:
-        ours.close()  # Closing the pipe ends the server, as the death of this process would.
-        process.join(_PATIENCE)
+    """Yield a server process; ``make`` is called in it, and returns the function of each connection's thread."""
+    with Caller() as process:
+        yield Service(process.call(_listen, make), process.pid)
 
 
-def _serve(pipe: Connection, make: Callable[[], Callable[[socket.socket], None]]) -> None:
+def _listen(make: Callable[[], Callable[[socket.socket], None]]) -> Where:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     threading.Thread(target=_accept, args=(listener, make()), daemon=True).start()
-    pipe.send(listener.getsockname()[:2])
-    with suppress(EOFError):
-        pipe.recv()
+    host, port = listener.getsockname()
+    return host, port
 
 
 def _accept(listener: socket.socket, converse: Callable[[socket.socket], None]) -> None:
@@ -96,63 +127,52 @@ def _accept(listener: socket.socket, converse: Callable[[socket.socket], None]) 
 class Fleet:
     """Clients in separate processes, each connected to several servers: the same clients for every side of a case.
 
-    Args:
-        clients: number of clients.
-        sides: for each side, the picklable function that creates its client with a given number.
+    ``sides`` has, for each side, the picklable function that creates its client with a given number.
     """
 
     def __init__(self, clients: int, sides: Mapping[str, Callable[[int], ExchangeClient]]) -> None:
-        processes = min(clients, _PROCESSES)
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for first in range(processes):
-            ours, theirs = _SPAWN.Pipe()
-            numbers = range(first, clients, processes)
-            process = _SPAWN.Process(target=_run_clients, args=(theirs, numbers, dict(sides)), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        count = min(clients, _PROCESSES)
+        self._processes = [Caller() for _ in range(count)]
+        for first, process in enumerate(self._processes):
+            process.begin(_connect, range(first, clients, count), dict(sides))
 
     def __enter__(self) -> Fleet:
-        for pipe in self._pipes:
-            _answer(pipe, 0.0)
+        for process in self._processes:
+            process.result()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for pipe in self._pipes:
-            pipe.close()  # Closing the pipe ends the process.
         for process in self._processes:
-            process.join(_PATIENCE)
+            process.__exit__(*exc_info)
 
     @property
     def pids(self) -> list[int]:
         """Return the pids of the clients' processes."""
-        return [process.pid or 0 for process in self._processes]
+        return [process.pid for process in self._processes]
 
     def run(self, side: str, seconds: float, *, count: int = 0) -> Exchanges:
-        """Let all clients exchange at the same time, as fast as they can.
+        """Let all clients exchange at the same time, as fast as they can, with the server of ``side``.
 
-        Args:
-            side: side whose server they use.
-            seconds: duration; each client ends with its first exchange after it.
-            count: number of exchanges of each client, instead of ``seconds``, for clients that wait for each other.
+        Each client ends with its first exchange after ``seconds``, or after ``count`` exchanges, which is for clients
+        that wait for each other.
         """
-        for pipe in self._pipes:
-            pipe.send((side, seconds, count))
-        return _total([_answer(pipe, seconds) for pipe in self._pipes])
+        for process in self._processes:
+            process.begin(_run_clients, side, seconds, count)
+        return _total([process.result(seconds) for process in self._processes])
 
 
-def _run_clients(pipe: Connection, numbers: range, sides: dict[str, Callable[[int], ExchangeClient]]) -> None:
-    clients = {side: [connect(number) for number in numbers] for side, connect in sides.items()}
-    pipe.send(True)
-    with ThreadPoolExecutor(len(numbers)) as pool:
-        while True:
-            try:
-                side, seconds, count = pipe.recv()
-            except EOFError:
-                return
-            pipe.send(_total(list(pool.map(partial(_work, seconds=seconds, most=count), clients[side]))))
+#: The clients of this process, by the name of their side.
+_CLIENTS: dict[str, list[ExchangeClient]] = {}
+_pool = cache(ThreadPoolExecutor)
+
+
+def _connect(numbers: range, sides: dict[str, Callable[[int], ExchangeClient]]) -> None:
+    _CLIENTS.update({side: [connect(number) for number in numbers] for side, connect in sides.items()})
+
+
+def _run_clients(side: str, seconds: float, count: int) -> Exchanges:
+    clients = _CLIENTS[side]
+    return _total(list(_pool(len(clients)).map(partial(_work, seconds=seconds, most=count), clients)))
 
 
 def _total(parts: list[Exchanges]) -> Exchanges:
@@ -167,12 +187,6 @@ def _work(client: ExchangeClient, seconds: float, most: int) -> Exchanges:
         count += 1
         now = time.perf_counter()
     return Exchanges(count, count / (now - began))
-
-
-def _answer(pipe: Connection, seconds: float) -> Any:
-    if not pipe.poll(seconds + _PATIENCE):
-        raise TimeoutError(f"a process must answer within {_PATIENCE:g} s")
-    return pipe.recv()  # There is an EOFError if the process ended without an answer; it has logged the reason.
 
 
 def cpu_seconds(pid: int) -> float:

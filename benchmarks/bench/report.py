@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Row
+from bench.measure import Row, Side
 
 _LIBRARIES = ("numpy", "keras", "tensorflow", "pyspark", "pyarrow")
 _HEAD = ("section", "case", "of the limit", "target", "times the plain way", "target", "note", "processor")
@@ -87,23 +87,15 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.section,
-        row.case,
-        _ratio(row.ratio_to_limit, row.spread_to_limit, row.target_limit),
-        _target(row.target_limit),
-        _ratio(row.ratio_to_naive, row.spread_to_naive, row.target_naive),
-        _target(row.target_naive),
-        "; ".join(filter(None, [row.refused, row.note])),
-        row.processor,
-    )
+    compared = [text for side in row.sides.values() for text in (_ratio(side), _target(side.target))]
+    return row.section, row.case, *compared, "; ".join(filter(None, [row.refused, row.note])), row.processor
 
 
-def _ratio(ratio: float | None, spread: float | None, target: float | None) -> str:
-    if ratio is None:
-        return "–" if spread is None else "refused"
-    text = _number(ratio) if spread is None else f"{_number(ratio)} ± {spread / 2:.0%}"
-    return f"**{text}**, short" if target is not None and ratio < target else text
+def _ratio(side: Side) -> str:
+    if side.ratio is None:
+        return "–" if side.spread is None else "refused"
+    text = _number(side.ratio) if side.spread is None else f"{_number(side.ratio)} ± {side.spread / 2:.0%}"
+    return f"**{text}**, short" if side.short else text
 
 
 def _target(target: float | None) -> str:
@@ -119,15 +111,9 @@ def regressions(old: Iterable[Row], new: Iterable[Row]) -> list[str]:
     before = {(row.section, row.case): row for row in old}
     lines = []
     for row in new:
-        was = before.get((row.section, row.case))
-        if was is None:
-            continue
-        for what, then, spread_then, now, spread_now in (
-            ("of the limit", was.ratio_to_limit, was.spread_to_limit, row.ratio_to_limit, row.spread_to_limit),
-            ("times the plain way", was.ratio_to_naive, was.spread_to_naive, row.ratio_to_naive, row.spread_to_naive),
-        ):
-            if then is None or now is None:
-                continue
-            if then - now > then * (spread_then or 0.0) + now * (spread_now or 0.0):
+        was = before.get((row.section, row.case), row).sides
+        for name, what in (("limit", "of the limit"), ("naive", "times the plain way")):
+            (_, then, spread, _), (_, now, spread_now, _) = was[name], row.sides[name]
+            if then is not None and now is not None and then - now > then * (spread or 0) + now * (spread_now or 0):
                 lines.append(f"{row.section}: {row.case}: {_number(then)} → {_number(now)} {what}")
     return lines

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -43,13 +44,7 @@ def elements(shapes: Shapes) -> int:
 class WorkerExchange:
     """A worker's client, which commits a payload with its history and receives the new center.
 
-    Args:
-        number: number of the client.
-        address: address of the server.
-        size: number of elements of the center.
-        wire_format: wire format of commits and replies.
-        shared: whether vectors are in memory that it shares with the server.
-        group: number of the job's workers if they are in groups, or None.
+    With ``shared``, vectors are in memory that it shares with the server; a ``group`` is the number of workers in it.
     """
 
     def __init__(
@@ -62,17 +57,10 @@ class WorkerExchange:
         shared: bool = False,
         group: int | None = None,
     ) -> None:
+        relays = None if group is None else RelayGroup(lambda: "127.0.0.1", "", group)
+        options: dict[str, Any] = {"wire_format": wire_format, "shared_parts": int(shared), "group": relays}
         metrics = ("loss", "accuracy")
-        self._client = WorkerClient(
-            address,
-            worker=number,
-            attempt=0,
-            size=size,
-            metrics=metrics,
-            wire_format=wire_format,
-            shared_parts=int(shared),
-            group=None if group is None else RelayGroup(lambda: "127.0.0.1", "", group),
-        )
+        self._client = WorkerClient(address, worker=number, attempt=0, size=size, metrics=metrics, **options)
         self._client.join()  # There is no pull yet, because with some rules it waits for all other workers.
         self._parts = self._client.payload(1)
         self._parts[0].fill(1e-3)
@@ -108,30 +96,27 @@ class Rig:
 
 
 @contextmanager
+def center_server(size: int, settings: ServerSettings) -> Iterator[ServerProcess]:
+    """Yield the project's server, whose center has ``size`` elements, float32, zeros at first."""
+    with ServerProcess(settings) as server:
+        driver = DriverClient(server.address)
+        driver.publish(np.zeros(size, np.float32))
+        driver.close()
+        yield server
+
+
+@contextmanager
 def rig(
     shapes: Shapes, clients: int, *, rule: str = "downpour", sides: Sequence[str] = ("ours", "limit")
 ) -> Iterator[Rig]:
-    """Yield a warm `Rig`.
-
-    Args:
-        shapes: shapes of the model's arrays.
-        clients: number of clients.
-        rule: rule of the project's server, with its defaults.
-        sides: some of "ours", "shared" and "limit".
-    """
-    size = elements(shapes)
+    """Yield a warm `Rig` with some of the sides "ours", "shared" and "limit"; ``rule`` is that of the project's."""
+    size, chosen = elements(shapes), make(rule)
+    settings = ServerSettings(chosen, workers=clients, learning_rate=ETA if chosen.traits.gradient else None)
     connect: dict[str, Callable[[int], ExchangeClient]] = {}
     pids = {}
     with ExitStack() as stack:
-        chosen = make(rule)
-        for side in ("ours", "shared"):
-            if side not in sides:
-                continue
-            settings = ServerSettings(chosen, workers=clients, learning_rate=ETA if chosen.traits.gradient else None)
-            server = stack.enter_context(ServerProcess(settings))
-            driver = DriverClient(server.address)
-            driver.publish(np.zeros(size, np.float32))
-            driver.close()
+        for side in (side for side in ("ours", "shared") if side in sides):
+            server = stack.enter_context(center_server(size, settings))
             exchange = partial(WorkerExchange, address=server.address, size=size, shared=side == "shared")
             connect[side], pids[side] = exchange, server.pid
         if "limit" in sides:

@@ -15,17 +15,17 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bench.measure import Case, Factory, Run
-from bench.whole_job import BATCH, EXECUTIONS, WINDOWS
-from bench.workload import PATIENCE, WORKERS
+from bench.processes import PATIENCE
+from bench.whole_job import BATCH, EXECUTIONS, WINDOWS, WORKERS
 
 SECTION = "start"
 EPOCHS = {"S": 3, "M": 2}
@@ -79,6 +79,16 @@ def peer_python(folder: Path) -> str:
     return python
 
 
+def run_program(command: Sequence[str | Path], environment: Mapping[str, str], seconds: float) -> dict[str, Any]:
+    """Run a program of this folder, and return what it prints as JSON in its last line."""
+    env = os.environ | environment
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command} must end with 0. Received: {done.returncode}\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 class Program(NamedTuple):
     """A whole job: its kind, which is a key of `bench.whole_job.KINDS`, and the model, epochs and rule."""
 
@@ -91,9 +101,7 @@ class Program(NamedTuple):
 class Programs:
     """Programs that run in turns, each once in every round, so that they are compared under the same conditions.
 
-    Args:
-        folder: folder of the data.
-        pythons: interpreters of kinds that do not use this one.
+    ``pythons`` are the interpreters of kinds that do not use this one.
     """
 
     def __init__(self, folder: Path, pythons: Mapping[str, str]) -> None:
@@ -113,25 +121,10 @@ class Programs:
         return statistics.median(round[program][what] for round in self._rounds[together])
 
     def run(self, program: Program) -> dict[str, float]:
-        """Run a program; return its times in seconds, and its accuracy.
-
-        Raises:
-            RuntimeError: If the program failed; the text has its last output.
-        """
+        """Run a program; return its times in seconds, and its accuracy."""
         python = next((self._pythons[peer] for peer in self._pythons if peer in program.kind), sys.executable)
         kind, *job = map(str, program)
-        done = subprocess.run(
-            [python, _PROGRAM, kind, self._folder, *job],
-            env=os.environ | {"PYSPARK_PYTHON": python},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{program} must end with 0. Received: {done.returncode}\n{done.stderr[-2000:]}")
-        took: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        return took
+        return run_program([python, _PROGRAM, kind, self._folder, *job], {"PYSPARK_PYTHON": python}, PATIENCE)
 
     def compared(self, name: str, together: tuple[Program, ...], target: float, kind: str) -> Case:
         """Return the case of jobs of ``kind`` and the peer's, in turns, and of plain Keras' if it is among them."""
@@ -156,28 +149,13 @@ class Programs:
             best = f"limit: plain Keras with steps_per_execution={EXECUTIONS[together[0].model]}"
             return f"{best}; {text}; whole programs, in times of plain Keras' {programs}"
 
-        return Case(
-            SECTION,
-            name,
-            "jobs/h",
-            rate(ours),
-            None if limit is None else rate(limit),
-            rate(naive),
-            target_naive=target,
-            note=note,
-        )
+        rates = (rate(ours), None if limit is None else rate(limit), rate(naive))
+        return Case(SECTION, name, "jobs/h", *rates, target_naive=target, note=note)
 
     def first_step(self, name: str, program: Program, seconds: float) -> Case:
         """Return the case of the time to a first step, with its target."""
-        return Case(
-            SECTION,
-            f"first step of {name}",
-            "1/s",
-            lambda: 1 / self.run(program)["first step"],
-            lambda: 1 / seconds,
-            target_limit=1.0,
-            note=f"limit: {seconds} s",
-        )
+        sides = (lambda: 1 / self.run(program)["first step"], lambda: 1 / seconds)
+        return Case(SECTION, f"first step of {name}", "1/s", *sides, target_limit=1.0, note=f"limit: {seconds} s")
 
     def jobs(self, model: str, epochs: int, rule: str) -> list[Case]:
         """Return the cases of jobs in both kinds of sessions, compared with the same runs of the peers."""

@@ -62,14 +62,6 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
     for side in (ours, limit):
         side()
     with best_fit(Workload(name, batch, count)) as (naive, which):
-        yield Case(
-            SECTION,
-            f"{name}, batches of {batch}, windows of {WINDOW}",
-            "steps/s",
-            ours,
-            limit,
-            naive,
-            target_limit=0.95,
-            turns=TURNS,
-            note=f"limit: each window one call of a compiled loop over tensors that are there already; naive: {which}",
-        )
+        name = f"{name}, batches of {batch}, windows of {WINDOW}"
+        note = f"limit: each window one call of a compiled loop over tensors that are there already; naive: {which}"
+        yield Case(SECTION, name, "steps/s", ours, limit, naive, target_limit=0.95, turns=TURNS, note=note)

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench.measure import Case, Factory
-from bench.workload import PATIENCE, WORKERS, answer, fit_rate, session, steady_rate
+from bench.processes import PATIENCE, Caller
+from bench.whole_job import WORKERS
+from bench.workload import fit_rate, session, steady_rate
 from distkeras import Monitoring, Trainer
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -86,9 +86,8 @@ def data_of(rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 @contextmanager
 def _frames(count: int, **config: str) -> Iterator[Frames]:
     """Yield a function that makes a cached DataFrame of ids below a number: of ``count`` rows, or a part of them."""
-    with session(
-        spark__driver__maxResultSize="0", spark__sql__execution__arrow__pyspark__enabled="true", **config
-    ) as spark:
+    arrow = {"spark__sql__execution__arrow__pyspark__enabled": "true"}
+    with session(spark__driver__maxResultSize="0", **arrow, **config) as spark:
         kept = dict[tuple[int, int], "DataFrame"]()
 
         def frame(rows: int, part: int = 1) -> DataFrame:
@@ -111,15 +110,12 @@ def _kept_frame(spark: SparkSession, x: np.ndarray, y: np.ndarray) -> DataFrame:
 @contextmanager
 def _table(rows: int, count: int) -> Iterator[list[Case]]:
     kinds = [(optimizer, workers) for optimizer in OPTIMIZERS for workers in (1, 2)]
+    two = [kind for kind in kinds if kind[1] == WORKERS]
     with _frames(count) as frame:
         yield [
             *(_beside_keras(rows, *kind, frame, count) for kind in kinds),
-            *(
-                _beside_dense(rows, *kind, frame)
-                for kind in kinds
-                if rows == FEW or (rows < MANY and kind[1] == WORKERS)
-            ),
-            *(_beside_bare(rows, *kind, frame) for kind in kinds if rows == MANY and kind[1] == WORKERS),
+            *(_beside_dense(rows, *kind, frame) for kind in (kinds if rows == FEW else two) if rows < MANY),
+            *(_beside_bare(rows, *kind, frame) for kind in two if rows == MANY),
         ]
 
 
@@ -128,54 +124,48 @@ def _by_rows(rows: int) -> Any:
     return ["table"] if rows > FEW else "auto"
 
 
+def _rate(rows: int, optimizer: str, workers: int, frame: Frames) -> float:
+    return steady(model_of(rows, optimizer), workers, frame(rows), _by_rows(rows))
+
+
+def _case(kind: str, rows: int, optimizer: str, workers: int, frame: Frames, **options: Any) -> Case:
+    ours = partial(_rate, rows, optimizer, workers, frame)
+    settings = {"once": rows >= _LARGE, "rounds": _ROUNDS} | options
+    return Case(SECTION, f"{kind}: {_name(rows, optimizer, workers)}", "samples/s", ours, **settings)
+
+
 def _beside_keras(rows: int, optimizer: str, workers: int, frame: Frames, count: int) -> Case:
-    return Case(
-        SECTION,
-        f"plain Keras: {_name(rows, optimizer, workers)}",
-        "samples/s",
-        lambda: steady(model_of(rows, optimizer), workers, frame(rows), _by_rows(rows)),
-        _few(optimizer, workers, frame) if rows > FEW else None,
-        lambda: plain_rate(rows, optimizer, count),
+    note = (
+        f"{_NOTE}; limit: {FEW} rows; naive: fit with steps_per_execution 1 or 10, the faster one, on both cores, in a "
+        "process of its own"
+    )
+    return _case(
+        *("plain Keras", rows, optimizer, workers, frame),
+        limit=partial(_rate, FEW, optimizer, workers, frame) if rows > FEW else None,
+        naive=partial(plain_rate, rows, optimizer, count),
         target_limit=0.7 if rows > FEW else None,
         target_naive=50.0 if rows == MANY else None,
-        once=rows >= _LARGE,
-        rounds=_ROUNDS,
-        note=f"{_NOTE}; limit: {FEW} rows; naive: fit with steps_per_execution 1 or 10, the faster one, on both "
-        "cores, in a process of its own",
+        note=note,
     )
-
-
-def _few(optimizer: str, workers: int, frame: Frames) -> Callable[[], float]:
-    return lambda: steady(model_of(FEW, optimizer), workers, frame(FEW), _by_rows(FEW))
 
 
 def _beside_dense(rows: int, optimizer: str, workers: int, frame: Frames) -> Case:
     # A whole table of 256 MB takes seconds to train a window and to exchange: its rate needs fewer of them.
     part, epochs = (20, 5) if rows >= _LARGE else (1, EPOCHS)
-    return Case(
-        SECTION,
-        f"dense: {_name(rows, optimizer, workers)}",
-        "samples/s",
-        lambda: steady(model_of(rows, optimizer), workers, frame(rows), _by_rows(rows)),
-        None,
-        lambda: steady(model_of(rows, optimizer), workers, frame(rows, part), "dense", epochs=epochs),
+    return _case(
+        *("dense", rows, optimizer, workers, frame),
+        limit=None,
+        naive=lambda: steady(model_of(rows, optimizer), workers, frame(rows, part), "dense", epochs=epochs),
         target_naive=1.0 if rows > FEW else 0.95,
-        once=rows >= _LARGE,
-        rounds=_ROUNDS,
         note=f"{_NOTE}; naive: the whole table travels",
     )
 
 
 def _beside_bare(rows: int, optimizer: str, workers: int, frame: Frames) -> Case:
-    few = _few(optimizer, workers, frame)
-    return Case(
-        SECTION,
-        f"bare NumPy: {_name(rows, optimizer, workers)}",
-        "samples/s",
-        lambda: steady(model_of(rows, optimizer), workers, frame(rows), _by_rows(rows)),
-        lambda: with_bare_rows(few(), workers, bare_seconds(rows)),
+    return _case(
+        *("bare NumPy", rows, optimizer, workers, frame),
+        limit=lambda: with_bare_rows(_rate(FEW, optimizer, workers, frame), workers, bare_seconds(rows)),
         target_limit=0.7,
-        once=rows == MANY,
         note=f"{_NOTE}; limit: {FEW} rows, and in each window NumPy's unique, gather, add and scatter of {rows} rows",
     )
 
@@ -245,18 +235,16 @@ def _memory(rows: int, count: int) -> Iterator[Case]:
         )
 
 
-def _plain(rows: int, optimizer: str, count: int, sender: Connection) -> None:
-    """Send the samples a second of plain Keras."""
+def _plain(rows: int, optimizer: str, count: int) -> float:
     model, (x, y) = model_of(rows, optimizer), data_of(rows, count)
     rates = []
     for steps in (1, 10):  # in one call; of a large table, one step takes a second
         model.steps_per_execution = steps
         model.make_train_function(force=True)
-        model.fit(
-            x[: steps * BATCH], y[: steps * BATCH], batch_size=BATCH, verbose=0
-        )  # The first call traces the steps.
+        first = slice(steps * BATCH)
+        model.fit(x[first], y[first], batch_size=BATCH, verbose=0)  # The first call traces the steps.
         rates.append(fit_rate(model, x, y, BATCH))
-    sender.send(max(rates))
+    return max(rates)
 
 
 def plain_rate(rows: int, optimizer: str, count: int) -> float:
@@ -265,14 +253,8 @@ def plain_rate(rows: int, optimizer: str, count: int) -> float:
     Fewer than ``count`` samples are used for a large table, with which a step takes a second.
     """
     count = min(count, BATCH * max(10, min(400, 40_000_000 // rows)))
-    context = get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_plain, args=(rows, optimizer, count, sender))
-    process.start()
-    sender.close()
-    rate: float = answer(receiver)
-    process.join(PATIENCE)
-    return rate
+    with Caller() as process:
+        return float(process.call(_plain, rows, optimizer, count))
 
 
 def steady(

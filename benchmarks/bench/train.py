@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import tempfile
@@ -10,14 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.gpu_process import Workload, best_fit
 from bench.measure import Case, Factory
-from bench.workload import PATIENCE, WORKERS, answer, bare_loop, build, rows, session, steady_rate
+from bench.processes import Caller
+from bench.whole_job import WORKERS
+from bench.workload import bare_loop, build, rows, session, steady_rate
 from distkeras import Dashboard, Monitoring, Trainer
 from distkeras.ps import rules
 
@@ -31,15 +31,9 @@ BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
 
 @dataclass(frozen=True)
 class Job:
-    """One training: model, rule, and how often it exchanges.
+    """One training. Mini-batches between two exchanges are a window; the first epoch is not measured.
 
-    Args:
-        model: M or S.
-        rule: name of the rule.
-        window: mini-batches between two exchanges.
-        batch: rows of a mini-batch.
-        epochs: number of epochs; the first one is not measured.
-        target_limit, target_naive: targets relative to independent processes, and to plain Keras.
+    Targets are relative to independent processes, and to plain Keras.
     """
 
     model: str
@@ -87,15 +81,12 @@ def _train(count: int) -> Iterator[list[Case]]:
         frame.write.format("noop").mode("overwrite").save()
         ceiling = None
         if BACKEND == "tensorflow":
-            ceiling = stack.enter_context(_Ceiling(WHOLE.model, WHOLE.batch, count // WHOLE.batch))
+            ceiling = stack.enter_context(_Ceiling(WHOLE.model, WHOLE.batch, count // WHOLE.batch)).rate
         sizes = dict.fromkeys((job.model, job.batch) for job in JOBS)
         plain = {size: stack.enter_context(best_fit(Workload(*size, steps=count // size[1]))) for size in sizes}
         _steady(WHOLE, frame)  # After this job, the workers have loaded their modules.
         yield [
-            *(
-                _rate(job, frame, None if ceiling is None else ceiling.rate, *plain[job.model, job.batch])
-                for job in JOBS
-            ),
+            *(_rate(job, frame, ceiling, *plain[job.model, job.batch]) for job in JOBS),
             _watched(frame),
             _whole_job(frame),
         ]
@@ -106,34 +97,18 @@ def _rate(
 ) -> Case:
     """Return the case of a job's rate; ``fit`` measures that of plain Keras in steps a second, and is ``which``."""
     limit = None if job.target_limit is None else ceiling
-    return Case(
-        SECTION,
-        job.name,
-        "samples/s",
-        lambda: _steady(job, frame),
-        limit,
-        lambda: fit() * job.batch,
-        None if limit is None else job.target_limit,
-        job.target_naive,
-        note="epochs >= 2"
-        + ("; limit: two processes of one thread without exchange" if limit else "")
-        + f"; naive: {which}",
-    )
+    target = None if limit is None else job.target_limit
+    of_limit = "; limit: two processes of one thread without exchange" if limit else ""
+    note = f"epochs >= 2{of_limit}; naive: {which}"
+    sides = (lambda: _steady(job, frame), limit, lambda: fit() * job.batch)
+    return Case(SECTION, job.name, "samples/s", *sides, target, job.target_naive, note=note)
 
 
 def _watched(frame: DataFrame) -> Case:
     """Return the case of a job with many commits, with a dashboard compared with none."""
-    return Case(
-        SECTION,
-        f"{OFTEN.name}, with a dashboard",
-        "samples/s",
-        lambda: _steady(OFTEN, frame, watched=True),
-        None,
-        lambda: _steady(OFTEN, frame),
-        target_naive=0.99,
-        turns=2,
-        note="naive: without one",
-    )
+    ours, naive = (partial(_steady, OFTEN, frame, watched=watched) for watched in (True, False))
+    name, note = f"{OFTEN.name}, with a dashboard", "naive: without one"
+    return Case(SECTION, name, "samples/s", ours, None, naive, target_naive=0.99, turns=2, note=note)
 
 
 def _trainer(job: Job) -> Trainer:
@@ -185,50 +160,37 @@ def _whole_job(frame: DataFrame) -> Case:
 
 
 class _Ceiling:
-    """A context manager of independent processes that train on rows in their own memory.
-
-    Args:
-        model: M or S.
-        batch: rows of a mini-batch.
-        steps: number of steps of one process in one run.
-    """
+    """A context manager of independent processes, each of which trains ``steps`` steps on rows in its own memory."""
 
     def __init__(self, model: str, batch: int, steps: int) -> None:
-        self._samples = steps * batch
-        context = multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(WORKERS)]
-        self._pipes = [here for here, _ in pairs]
-        self._processes = [
-            context.Process(target=_independent, args=(there, model, batch, steps), daemon=True) for _, there in pairs
-        ]
+        self._arguments = model, batch, steps
+        self._processes = [Caller() for _ in range(WORKERS)]
 
     def __enter__(self) -> _Ceiling:
-        for process in self._processes:
-            process.start()
         self.rate()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes:
-            pipe.send(False)
+    def __exit__(self, *exc_info: object) -> None:
         for process in self._processes:
-            process.join(PATIENCE)
+            process.__exit__(*exc_info)
 
     def rate(self) -> float:
         """Return the samples a second of all processes together."""
-        for pipe in self._pipes:
-            pipe.send(True)
-        spans = [answer(pipe) for pipe in self._pipes]
-        return float(sum(self._samples / (ended - began) for began, ended in spans))
+        for process in self._processes:
+            process.begin(_independent, *self._arguments)
+        return float(sum(process.result() for process in self._processes))
 
 
-def _independent(pipe: Connection, name: str, batch: int, steps: int) -> None:
+@cache
+def _loop(name: str, batch: int, steps: int) -> Callable[[], None]:
     for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
         os.environ[variable] = "1"
     x, y = rows(steps * batch)
-    stacked = x.reshape(steps, batch, -1), y.reshape(steps, batch)
-    run = bare_loop(build(name), batch)
-    while pipe.recv():
-        began = time.time()
-        run(*stacked)
-        pipe.send((began, time.time()))
+    return partial(bare_loop(build(name), batch), x.reshape(steps, batch, -1), y.reshape(steps, batch))
+
+
+def _independent(name: str, batch: int, steps: int) -> float:
+    run = _loop(name, batch, steps)
+    began = time.time()
+    run()
+    return steps * batch / (time.time() - began)

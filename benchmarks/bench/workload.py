@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench import whole_job
+from bench.whole_job import WORKERS
 from distkeras.data.batches import Batch
 from distkeras.data.columns import Column
 from distkeras.data.shuffling import EpochOrder
@@ -23,24 +24,12 @@ if TYPE_CHECKING:
 
     from distkeras import Trainer
 
-#: Hidden layers between 784 inputs and 10 classes: M has 4.8 million parameters (19.2 MB), S 0.12 million (0.47 MB).
-HIDDEN = {"M": (1000, 2000, 1000), "S": (128, 128)}
 INPUTS, CLASSES = 784, 10
-WORKERS = 2
-#: Seconds for another process to answer, or to end.
-PATIENCE = 300.0
 
 
 def build(name: str) -> keras.Model:
-    """Return model M or S, compiled, with the same weights each time."""
-    import keras
-
-    keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(units, activation="relu") for units in HIDDEN[name]]
-    model = keras.Sequential([keras.Input((INPUTS,)), *layers, keras.layers.Dense(CLASSES, activation="softmax")])
-    # The rate is so small that no rule diverges on random labels.
-    model.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
+    """Return model M or S, compiled with a rate that is so small that no rule diverges on random labels."""
+    return whole_job.build(name, 1e-3)
 
 
 def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -50,11 +39,7 @@ def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mini_batches(x: np.ndarray, y: np.ndarray, size: int, window: int, epoch: int = 1) -> list[Batch]:
-    """Return the full batches of a shuffled epoch, cut for windows of ``window`` as by the data plane.
-
-    Args:
-        epoch: the number that they have; their order is always that of epoch 1.
-    """
+    """Return the full batches of epoch 1, cut as by the data plane for windows; ``epoch`` is the number they have."""
     features, label = Column("features", (INPUTS,)), Column("label", (), "int32")
     order = EpochOrder(DataSpec((features,), (label,), None, size), worker=0, window=window)
     count = len(x) // size
@@ -116,38 +101,26 @@ def steady_rate(trainer: Trainer, since: float = 0.0) -> float:
     return float(counted / (end - begin).total_seconds())
 
 
-def answer(pipe: Connection) -> Any:
-    """Return the message of another process."""
-    if not pipe.poll(PATIENCE):
-        raise TimeoutError(f"a process must answer within {PATIENCE:g} s")
-    return pipe.recv()  # There is an EOFError if the process ended without an answer; it has logged the reason.
-
-
 @contextmanager
 def session(master: str = f"local[{WORKERS},4]", **config: str) -> Iterator[SparkSession]:
     """Yield a session with two slots on this machine, and record batches of a good size for wide rows.
 
-    Args:
-        master: Spark's master.
-        config: further settings, with ``__`` for each dot.
+    ``config`` has further settings, with ``__`` for each dot.
     """
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = (
-        SparkSession.builder.master(master)
-        .appName("distkeras bench")
-        .config("spark.driver.memory", "4g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", str(WORKERS))
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    for name, value in config.items():
-        builder = builder.config(name.replace("__", "."), value)
-    spark = builder.getOrCreate()
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.driver.memory": "4g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(WORKERS),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **{name.replace("__", "."): value for name, value in config.items()},
+    }
+    spark = SparkSession.builder.master(master).appName("distkeras bench").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,7 @@ VERDICTS = {True: "yes", False: "**no**", None: "undecided"}
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of the runs.
-
-    Args:
-        name: "tiny" or "report".
-        length: factor on all budgets of gradients and commits.
-        most: maximum number of seeds.
-    """
+    """The size of the runs: a factor on all budgets of gradients and commits, and the maximum number of seeds."""
 
     name: str
     length: float
@@ -43,14 +38,10 @@ SCALES = {"tiny": Scale("tiny", 0.02, 3), "report": Scale("report", 1.0, 10)}
 
 @dataclass(frozen=True)
 class Check:
-    """A criterion that was fixed before its runs, and their result.
+    """A criterion that was fixed before its runs, with its limits, and the results of the paper and of the runs.
 
-    Args:
-        criterion: in words, with its limits.
-        paper: the paper's result.
-        here: the result of the runs.
-        holds: whether it is met; None if the spread over the seeds is too wide to decide.
-        revised: whether it was written after the figures of a first criterion, which could not decide, had been seen.
+    It holds, or not, or None if the spread over the seeds is too wide to decide. It is revised if it was written after
+    the figures of a first criterion, which could not decide, had been seen.
     """
 
     criterion: str
@@ -58,6 +49,9 @@ class Check:
     here: str
     holds: bool | None
     revised: bool = False
+
+
+revised = partial(Check, revised=True)
 
 
 @dataclass(frozen=True)
@@ -104,16 +98,10 @@ class Count:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper.
+    """A claim of a paper: its name on the command line, heading, text, and source.
 
-    Args:
-        name: its name on the command line.
-        title: its heading.
-        says: the claim in one or two sentences.
-        source: paper, figures, sections.
-        jobs: returns the jobs at a scale, by name.
-        section: returns the section from the figures, and draws its pictures into the folder.
-        before: the verdicts of criteria as first written whose programs are only in release 0.3.0.
+    ``jobs`` returns the jobs at a scale, by name; ``section`` draws its pictures into a folder. ``before`` has the
+    verdicts of criteria as first written whose programs are only in release 0.3.0.
     """
 
     name: str

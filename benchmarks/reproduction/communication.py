@@ -8,9 +8,8 @@ from typing import Any
 
 from reproduction import draw
 from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Table
-from reproduction.runs import Run
-from reproduction.search import SEARCH, accuracy, at_rate, cell, searched
-from reproduction.spreads import Spread, every, listed
+from reproduction.runs import SEARCH, Run, accuracy, at_rate, cell, searched
+from reproduction.spreads import Spread, all_above, all_below, intervals, listed
 
 WORKERS, BUDGET = 4, 16_000
 WINDOWS = (1, 5, 20, 50, 100, 500)
@@ -43,8 +42,7 @@ def measured(rule: str, window: int, gradients: int, seeds: tuple[int, ...]) -> 
     return cell(searched(run, STARTS_AGAIN.get((rule, window), STARTS[rule])), seeds)
 
 
-def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of the claim."""
+def _jobs(scale: Scale) -> dict[str, Job]:
     gradients = scale.budget(BUDGET, WORKERS * WINDOWS[-1])
     return {
         f"{rule}/{window}": partial(measured, rule, window, gradients, seeds(scale))
@@ -59,16 +57,12 @@ def _checks(results: Results) -> list[Check]:
 
     most = WINDOWS[-1]
     lost = of("diloco", SHORT) - of("diloco", most)
-    leads = {
-        (window, rule): of("diloco", window) - of(rule, window)
-        for window in LONG
-        for rule in ("downpour", "agn", "aeasgd")
-    }
+    rivals = ("downpour", "agn", "aeasgd")
+    leads = {(window, rule): of("diloco", window) - of(rule, window) for window in LONG for rule in rivals}
     (window, rule), least = min(leads.items(), key=lambda item: item[1].mean)
-    behind = {window: of("diloco", window) - of("delayed_nesterov", window) for window in LONG}
-    downpour = of("downpour", SHORT) - of("downpour", OF_DOWNPOUR)
+    behind = {f"λ = {window}": of("diloco", window) - of("delayed_nesterov", window) for window in LONG}
+    downpour, elastic = (of(rule, SHORT) - of(rule, OF_DOWNPOUR) for rule in ("downpour", "aeasgd"))
     agn = of("agn", SHORT) - of("agn", OF_AGN)
-    elastic = of("aeasgd", SHORT) - of("aeasgd", OF_DOWNPOUR)
     return [
         Check(
             f"DiLoCo with λ = {most} ends less than {CLOSE:g} point below itself with λ = {SHORT}, which is "
@@ -81,13 +75,13 @@ def _checks(results: Results) -> list[Check]:
             f"with λ of {listed(LONG)}, DiLoCo ends above DOWNPOUR, AGN and AEASGD",
             "not compared there",
             f"the least lead: {least.interval()} points (over {NAMES[rule]}, λ = {window})",
-            every([lead.above(0) for lead in leads.values()]),
+            all_above(leads.values(), 0),
         ),
         Check(
             f"with λ of {listed(LONG)}, delayed Nesterov ends less than {CLOSE:g} point below DiLoCo",
             "“matches the performance of synchronous Local-SGD” per update (2401.09135, abstract; with DyLU)",
-            "behind by points: " + "; ".join(f"λ = {window}: {one.interval()}" for window, one in behind.items()),
-            every([one.below(CLOSE / 100) for one in behind.values()]),
+            f"behind by points: {intervals(behind)}",
+            all_below(behind.values(), CLOSE / 100),
         ),
         Check(
             f"DOWNPOUR with λ = {OF_DOWNPOUR} ends at least {CLOSE:g} point below λ = {SHORT}",
@@ -110,8 +104,7 @@ def _checks(results: Results) -> list[Check]:
     ]
 
 
-def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about the claim, from its figures."""
+def _section(results: Results, scale: Scale, folder: Path) -> Section:
     gradients = scale.budget(BUDGET, WORKERS * WINDOWS[-1])
     table = Table(
         "Final test accuracy (%) at each setting's own rate",
@@ -159,6 +152,6 @@ CLAIM = Claim(
     "movements, the same works without rounds.",
     source="Douillard et al. 2023 (arXiv 2311.08105); Liu et al. 2024 (arXiv 2401.09135); Hermans 2017, Figures 2.16 "
     "and 3.2, Table 3.2",
-    jobs=jobs,
-    section=section,
+    jobs=_jobs,
+    section=_section,
 )

@@ -70,6 +70,12 @@ def finish(axes: Any, x: str, y: str, title: str = "", legend: bool = True) -> N
         axes.legend(frameon=False, fontsize=8)
 
 
+def legend_below(figure: Figure, axes: Any, columns: int) -> None:
+    """Add one legend for all panels, with the lines of ``axes``."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=columns, loc="outside lower center", frameon=False, fontsize=8)
+
+
 def save(figure: Figure, folder: Path, name: str) -> str:
     """Write the PNG; its bytes depend only on the picture."""
     figure.savefig(folder / name, metadata={"Software": None})

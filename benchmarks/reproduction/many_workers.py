@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from reproduction import draw
 from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Table
-from reproduction.runs import Run
-from reproduction.search import SEARCH, accuracy, at_rate, cell, searched
-from reproduction.spreads import Spread, every, listed
+from reproduction.runs import SEARCH, Run, accuracy, at_rate, cell, searched
+from reproduction.spreads import Spread, all_above, all_below, intervals, listed
 
 WORKERS, BUDGET, TIMING = (4, 16, 64), 6000, "heterogeneous"
 FEW, SOME, MANY = WORKERS
@@ -29,15 +28,11 @@ NAMES = {
     "dana_slim": "DANA-Slim",
 }
 #: The learning rates at which the search begins, by the number of workers.
-STARTS = {
-    "downpour": (0.05, 0.0125, 0.003),
+STARTS = dict.fromkeys(NAMES, (0.05, 0.0125, 0.003)) | {
     "dynsgd": (0.2, 0.2, 0.2),
-    "delay_adaptive": (0.05, 0.0125, 0.003),
-    "ringmaster": (0.05, 0.0125, 0.003),
     "fedbuff": (0.2, 0.2, 0.2),
     "delayed_nesterov": (0.05, 0.05, 0.05),
     "naive": (0.0125, 0.003, 0.0008),
-    "mla": (0.05, 0.0125, 0.003),
     "dana_slim": (0.0125, 0.006, 0.0015),
 }
 
@@ -69,8 +64,7 @@ def kept(kind: str, n: int, gradients: int, seeds: tuple[int, ...]) -> dict[str,
     return cell(replace(_configured(kind, n, gradients), rate=rate), seeds)
 
 
-def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of the claim."""
+def _jobs(scale: Scale) -> dict[str, Job]:
     gradients = scale.budget(BUDGET, MANY)
     found: dict[str, Job] = {}
     for kind in NAMES:
@@ -79,11 +73,11 @@ def jobs(scale: Scale) -> dict[str, Job]:
     return found
 
 
+@dataclass(frozen=True)
 class _WorkerFigures:
     """Accuracy by rule and number of workers, with rates chosen for each number or kept from few workers."""
 
-    def __init__(self, results: Results) -> None:
-        self.results = results
+    results: Results
 
     def __call__(self, kind: str, n: int, choice: str = "own") -> Spread:
         return accuracy(self.results[self.name(kind, n, choice)])
@@ -94,12 +88,12 @@ class _WorkerFigures:
 
     def lead(self, kind: str, other: str, counts: tuple[int, ...], paper: str) -> Check:
         """Check whether ``kind`` ends above ``other``, each at its own rates."""
-        leads = {n: self(kind, n) - self(other, n) for n in counts}
+        leads = {f"n = {n}": self(kind, n) - self(other, n) for n in counts}
         return Check(
             f"own rates: {NAMES[kind]} ends above {NAMES[other]} with n = {listed(counts)}",
             paper,
-            "by points: " + "; ".join(f"n = {n}: {one.interval()}" for n, one in leads.items()),
-            every([one.above(0) for one in leads.values()]),
+            f"by points: {intervals(leads)}",
+            all_above(leads.values(), 0),
         )
 
     def lost(self, kind: str) -> Spread:
@@ -109,27 +103,19 @@ class _WorkerFigures:
     def checks(self) -> list[Check]:
         """Return the checks of all criteria."""
         adaptive = ("dynsgd", "delay_adaptive", "ringmaster")
-        plain, lost = self.lost("downpour"), {kind: self.lost(kind) for kind in adaptive}
+        plain, lost = self.lost("downpour"), {NAMES[kind]: self.lost(kind) for kind in adaptive}
         papers = {
             "dynsgd": "stable where DOWNPOUR diverges, at one rate (thesis, Figures 2.13 to 2.15, n = 20)",
             "delay_adaptive": "the step is limited by the number of workers, not by the longest delay (2206.08307)",
             "ringmaster": "“outperforms existing methods” in time (2501.16168)",
         }
-        others = (
+        leads = (
             ("fedbuff", "downpour", (MANY,), "“robust to different staleness distributions” (2106.06639, abstract)"),
-            (
-                "delayed_nesterov",
-                "naive",
-                (SOME, MANY),
-                "momentum with stale movements is the “key challenge” that the delay meets (2401.09135, abstract)",
-            ),
-            (
-                "mla",
-                "delayed_nesterov",
-                (SOME, MANY),
-                "“consistently outperforms asynchronous and synchronous DiLoCo methods” (OpenReview 4O8nzTkHPI)",
-            ),
-        )
+            ("delayed_nesterov", "naive", (SOME, MANY), "momentum with stale movements is the “key challenge” that the "
+             "delay meets (2401.09135, abstract)"),
+            ("mla", "delayed_nesterov", (SOME, MANY), "“consistently outperforms asynchronous and synchronous DiLoCo "
+             "methods” (OpenReview 4O8nzTkHPI)"),
+        )  # fmt: skip
         return [
             *(self.lead(kind, "downpour", (MANY,), papers[kind]) for kind in adaptive),
             Check(
@@ -139,18 +125,16 @@ class _WorkerFigures:
                 plain.above(KEEPS / 100),
             ),
             Check(
-                f"rate kept from n = {FEW}: {listed([NAMES[kind] for kind in adaptive])} each lose less than "
-                f"{KEEPS:g} points up to n = {MANY}",
+                f"rate kept from n = {FEW}: {listed([*lost])} each lose less than {KEEPS:g} points up to n = {MANY}",
                 "not asked so; their steps shrink with the staleness, or what is stale is refused",
-                "they lose points: " + "; ".join(f"{NAMES[kind]} {one.interval(1)}" for kind, one in lost.items()),
-                every([one.below(KEEPS / 100) for one in lost.values()]),
+                f"they lose points: {intervals(lost, 1, colon=' ')}",
+                all_below(lost.values(), KEEPS / 100),
             ),
-            *(self.lead(*other) for other in others),
+            *(self.lead(*lead) for lead in leads),
         ]
 
 
-def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about the claim, from its figures."""
+def _section(results: Results, scale: Scale, folder: Path) -> Section:
     of = _WorkerFigures(results)
     header = ("rule", *(f"n = {n}" for n in WORKERS))
     tables = [
@@ -198,8 +182,7 @@ def _picture(of: _WorkerFigures, folder: Path) -> str:
         lowest = min(of(kind, n, choice).mean for kind in NAMES for n in WORKERS)
         ax.set_ylim(0 if lowest < 0.5 else 100 * lowest - 5, 90)
         draw.finish(ax, "workers n", "test accuracy (%)", text, legend=False)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=3, loc="outside lower center", frameon=False, fontsize=8)
+    draw.legend_below(figure, axes[0, 0], 3)
     return draw.save(figure, folder, "many-workers.png")
 
 
@@ -212,6 +195,6 @@ CLAIM = Claim(
     source="Hermans 2017, Section 2.3; Koloskova et al. 2022 (arXiv 2206.08307); Maranjyan et al. 2025 (arXiv "
     "2501.16168); Nguyen et al. 2022 (arXiv 2106.06639); Liu et al. 2024 (arXiv 2401.09135); Ajanthan et al. 2025 "
     "(OpenReview 4O8nzTkHPI)",
-    jobs=jobs,
-    section=section,
+    jobs=_jobs,
+    section=_section,
 )

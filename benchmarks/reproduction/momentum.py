@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from reproduction import draw
-from reproduction.claims import Check, Claim, Count, Figure, Job, Results, Scale, Section, Table
-from reproduction.runs import Run
-from reproduction.search import NOTHING, best, scores, with_curve
-from reproduction.spreads import Spread, chosen, every, listed
+from reproduction.claims import Check, Claim, Count, Figure, Job, Results, Scale, Section, Table, revised
+from reproduction.runs import NOTHING, Run, best, scores, with_curve
+from reproduction.spreads import SeedRuns, Spread, all_above, chosen, every, intervals, listed
 
 Grid = tuple[float, ...]
 BUDGET, GAP_AT, FAILS, CLOSE = 3000, 8, 10.0, 1.0
@@ -73,13 +72,9 @@ def figures(run: Run, seed: int) -> dict[str, float]:
     return {key: value for key, value in with_curve(run, seed).items() if key != "curve"}
 
 
-def _scores(rule: str, n: int, gradients: int, grid: Grid) -> dict[float, float]:
-    return scores(replace(prepared(rule, n, gradients), gap=False), grid)
-
-
 def common_rate(n: int, gradients: int, grid: Grid) -> float:
     """Return the rate with the highest accuracy of any rule with ``n`` workers, for all rules."""
-    found = [_scores(rule, n, gradients, grid) for rule in NAMES]
+    found = [scores(replace(prepared(rule, n, gradients), gap=False), grid) for rule in NAMES]
     return best({rate: max(one[rate] for one in found) for rate in grid})
 
 
@@ -93,8 +88,7 @@ def with_own_rate(run: Run, grid: Grid, seed: int) -> dict[str, float]:
     return figures(replace(run, rate=best(scores(replace(run, gap=False), grid))), seed)
 
 
-def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of the claim."""
+def _jobs(scale: Scale) -> dict[str, Job]:
     gradients = scale.budget(BUDGET)
     by_name: dict[str, Job] = {}
     for n, grid in RATES.items():  # by number of workers: the scores for the choice of rates are cached
@@ -116,35 +110,25 @@ def jobs(scale: Scale) -> dict[str, Job]:
     return by_name
 
 
-class _MomentumByRate:
-    """Spreads of the runs, and the comparisons of several criteria.
+class _MomentumFigures(SeedRuns):
+    """Spreads of the runs, and the comparisons of several criteria."""
 
-    Args:
-        results: of the claim's jobs.
-        scale: how much was run.
-    """
-
-    def __init__(self, results: Results, scale: Scale) -> None:
-        self.results, self.scale, self.counts = results, scale, tuple(RATES)
-        self.alone = self._spread_of("alone", _many(scale))
-        self.long = {name: self._spread_of(f"longer/{name}", _few(scale)) for name in ("alone", "dana_slim")}
-
-    def _spread_of(self, name: str, seeds: tuple[int, ...], key: str = "accuracy") -> Spread:
-        return Spread.of([self.results[f"{name}/{seed}"][key] for seed in seeds])
+    def __init__(self, results: Results) -> None:
+        super().__init__(results)
+        self.alone = self.spread("alone")
+        self.longer = {name: self.spread(f"longer/{name}") for name in ("alone", "dana_slim")}
 
     def of(self, rule: str, n: int, key: str = "accuracy", choice: str = "common") -> Spread:
         """Return a figure in the homogeneous environment."""
-        return self._spread_of(
-            f"{choice}/{rule}/{n}", _many(self.scale) if choice == "common" else _few(self.scale), key
-        )
+        return self.spread(f"{choice}/{rule}/{n}", key)
 
     def het(self, rule: str) -> Spread:
         """Return the accuracy of 32 workers in the heterogeneous environment."""
-        return self._spread_of(f"het/{rule}", _many(self.scale))
+        return self.spread(f"het/{rule}")
 
-    def rate(self, name: str) -> float:
-        """Return the rate of the jobs ``name/seed``."""
-        (rate,) = {float(one["rate"]) for job, one in self.results.items() if job.rpartition("/")[0] == name}
+    def rate(self, case: str) -> float:
+        """Return the rate of the case's jobs."""
+        (rate,) = {float(one["rate"]) for one in self.runs[case]}
         return rate
 
     def ratio(self, rule: str, key: str) -> Spread:
@@ -156,133 +140,124 @@ class _MomentumByRate:
         nag, lwp, zero = (self.ratio(rule, "gap") for rule in ("nag_asgd", "lwp", "dana_zero"))
         normalized = self.ratio("dana_zero", "normalized gap")
         return [
-            Check(
+            revised(
                 f"mean gap at N = {GAP_AT}, rate chosen for that N: NAG-ASGD's above 3 times ASGD's, LWP's between 2 "
                 "times ASGD's and NAG-ASGD's, DANA-Zero's below 1.5 times ASGD's",
                 "NAG-ASGD “considerably larger”, LWP “only slightly lower”, DANA-Zero “similar” to ASGD (Figure 2(b))",
                 f"over ASGD's: NAG-ASGD {nag.show()}, LWP {lwp.show()}, DANA-Zero {zero.show()}",
                 every([nag.above(3), lwp.above(2), (nag - lwp).above(0), zero.below(1.5)]),
-                revised=True,
             ),
-            Check(
+            revised(
                 f"normalized gap at N = {GAP_AT} (median over the run), rate chosen for that N: DANA-Zero's "
                 "within a factor of 1.5 of ASGD's",
                 "“roughly similar” (Figure 11(b))",
                 f"DANA-Zero's is {normalized.show()} times ASGD's",
                 every([normalized.above(1 / 1.5), normalized.below(1.5)]),
-                revised=True,
             ),
         ]
 
     def _lead_check(self, choice: str, paper: str) -> Check:
         """Compare DANA with the others, for every N from `MANY` on."""
         verdicts, texts = [], []
-        for n in (count for count in self.counts if count >= MANY):
-            leads = {
-                (rule, other): self.of(rule, n, choice=choice) - self.of(other, n, choice=choice)
-                for rule in DANA
-                for other in OTHERS
-            }
+        for n in (count for count in RATES if count >= MANY):
+            accuracy = {rule: self.of(rule, n, choice=choice) for rule in NAMES}
+            leads = {(rule, other): accuracy[rule] - accuracy[other] for rule in DANA for other in OTHERS}
             (rule, other), least = min(leads.items(), key=lambda item: item[1].mean)
             texts.append(f"N = {n}: {least.interval(1)} points ({NAMES[rule]} over {NAMES[other]})")
-            verdicts += [lead.above(0) for lead in leads.values()]
-        return Check(
+            verdicts.append(all_above(leads.values(), 0))
+        return revised(
             f"from N = {MANY} on, {CHOICES[choice]}: DANA-Slim and DANA-DC both end above NAG-ASGD, Multi-ASGD, LWP "
             "and DC-ASGD",
             paper,
             f"the least lead: {'; '.join(texts)}",
             every(verdicts),
-            revised=True,
         )
 
     def accuracy_checks(self) -> list[Check]:
         """Return the checks of the criteria about the accuracy."""
-        cases = (("nag_asgd", 16), ("multi_asgd", 32))
-        checks = [
+        own = f"at N = {MANY}, rate chosen for that N"
+        behind = [
+            (
+                f"{NAMES[rule]} ends at least {FAILS:g} points below the single worker at N = {n}, rate chosen for "
+                "that N",
+                PAPER[n][rule],
+                lost := self.alone - self.of(rule, n),
+                lost.above(FAILS / 100),
+            )
+            for rule, n in (("nag_asgd", 16), ("multi_asgd", 32))
+        ]
+        behind += [
+            (
+                f"DANA-Slim ends within {CLOSE:g} point of the single worker {how}",
+                PAPER[MANY]["dana_slim"],
+                lost,
+                lost.below(CLOSE / 100),
+            )
+            for how, lost in (
+                (own, self.alone - self.of("dana_slim", MANY)),
+                (f"{own}, and {LONGER} times as many commits", self.longer["alone"] - self.longer["dana_slim"]),
+            )
+        ]
+        return [
             self._lead_check("common", "“for any number of workers” (Figure 4)"),
             self._lead_check("own", "not asked: one rate for all"),
+            *(
+                revised(
+                    criterion, f"{paper} against {BASELINE} % (Table 2)", f"behind by {lost.interval(1)} points", met
+                )
+                for criterion, paper, lost, met in behind
+            ),
+            self._environment_check(),
         ]
-        for rule, n in cases:
-            lost = self.alone - self.of(rule, n)
-            checks.append(
-                Check(
-                    f"{NAMES[rule]} ends at least {FAILS:g} points below the single worker at N = {n}, rate chosen for "
-                    "that N",
-                    f"{PAPER[n][rule]} against {BASELINE} % (Table 2)",
-                    f"behind by {lost.interval(1)} points",
-                    lost.above(FAILS / 100),
-                    revised=True,
-                )
-            )
-        losses = {
-            "rate chosen for that N": self.alone - self.of("dana_slim", MANY),
-            f"rate chosen for that N, and {LONGER} times as many commits": self.long["alone"] - self.long["dana_slim"],
-        }
-        for how, lost in losses.items():
-            checks.append(
-                Check(
-                    f"DANA-Slim ends within {CLOSE:g} point of the single worker at N = {MANY}, {how}",
-                    f"{PAPER[MANY]['dana_slim']} against {BASELINE} % (Table 2)",
-                    f"behind by {lost.interval(1)} points",
-                    lost.below(CLOSE / 100),
-                    revised=True,
-                )
-            )
-        return [*checks, self._environment_check()]
 
     def _environment_check(self) -> Check:
         taken = [rule for rule in HETEROGENEOUS if max(self.het(rule).mean, self.of(rule, 32).mean) >= NOTHING]
-        gains = {rule: self.het(rule) - self.of(rule, 32) for rule in taken}
-        return Check(
+        gains = {NAMES[rule]: self.het(rule) - self.of(rule, 32) for rule in taken}
+        return revised(
             f"N = 32, of the rules that are right on {NOTHING:.0%} in either environment: each is more accurate in the "
             "heterogeneous environment than in the homogeneous one",
             "the algorithms “scale better” there (Tables 2 and 6)",
-            f"{len(taken)} of {len(HETEROGENEOUS)} rules count; points: "
-            + "; ".join(f"{NAMES[rule]} {gain.interval(1)}" for rule, gain in gains.items()),
-            every([gain.above(0) for gain in gains.values()]) if gains else None,
-            revised=True,
+            f"{len(taken)} of {len(HETEROGENEOUS)} rules count; points: {intervals(gains, 1, colon=' ')}",
+            all_above(gains.values(), 0) if gains else None,
         )
 
-    def accuracy_table(self, choice: str) -> Table:
-        """Return the table of accuracies by rule and N; with one rate for all, also the paper's."""
-        common = choice == "common"
-        rows = []
-        for rule, title in NAMES.items():
-            texts = []
-            for n in self.counts:
-                beside = PAPER.get(n, {}).get(rule) if common else None
-                own = "" if common else f" at {chosen(self.rate(f'own/{rule}/{n}'), RATES[n])}"
-                texts.append(self.of(rule, n, choice=choice).percent + _bracket(beside) + own)
-            if common:
-                texts.append(
-                    self.het(rule).percent + _bracket(PAPER_HETEROGENEOUS[rule]) if rule in HETEROGENEOUS else "–"
-                )
-            rows.append((title, *texts))
-        header = (
-            *(
-                f"N = {n}" + (f" (rate {chosen(self.rate(f'common/asgd/{n}'), RATES[n])})" if common else "")
-                for n in self.counts
-            ),
-        )
+    def common_table(self) -> Table:
+        """Return the accuracies by rule and N at one rate for all rules, and the paper's."""
+        header = [f"N = {n} (rate {chosen(self.rate(f'common/asgd/{n}'), grid)})" for n, grid in RATES.items()]
+        rows = [
+            (
+                title,
+                *(self.of(rule, n).percent + _bracket(PAPER[n].get(rule)) for n in RATES),
+                self.het(rule).percent + _bracket(PAPER_HETEROGENEOUS[rule]) if rule in HETEROGENEOUS else "–",
+            )
+            for rule, title in NAMES.items()
+        ]
         title = "Final test accuracy (%), one rate for all rules; in brackets the paper's (ResNet-20, CIFAR-10)"
-        return Table(
-            title if common else "Final test accuracy (%), each rule at the rate that is best for it",
-            ("rule", *header, *(("N = 32, heterogeneous",) if common else ())),
-            rows,
-        )
+        return Table(title, ("rule", *header, "N = 32, heterogeneous"), rows)
+
+    def own_table(self) -> Table:
+        """Return the accuracies by rule and N, each with its rate."""
+        rows = [
+            (
+                title,
+                *(
+                    f"{self.of(rule, n, choice='own').percent} at {chosen(self.rate(f'own/{rule}/{n}'), grid)}"
+                    for n, grid in RATES.items()
+                ),
+            )
+            for rule, title in NAMES.items()
+        ]
+        title = "Final test accuracy (%), each rule at the rate that is best for it"
+        return Table(title, ("rule", *(f"N = {n}" for n in RATES)), rows)
 
     def gap_table(self) -> Table:
         """Return the table of gaps of one number of workers."""
+        gap, normalized = partial(self.ratio, key="gap"), partial(self.ratio, key="normalized gap")
         return Table(
             f"Mean gap at N = {GAP_AT}, rate {self.rate(f'common/asgd/{GAP_AT}'):g}",
             ("rule", "gap (root mean square)", "over ASGD's", "normalized gap over ASGD's (median)"),
             [
-                (
-                    title,
-                    self.of(rule, GAP_AT, "gap").show(5),
-                    self.ratio(rule, "gap").show(),
-                    self.ratio(rule, "normalized gap").show(),
-                )
+                (title, self.of(rule, GAP_AT, "gap").show(5), gap(rule).show(), normalized(rule).show())
                 for rule, title in NAMES.items()
             ],
         )
@@ -290,7 +265,7 @@ class _MomentumByRate:
     def picture(self, folder: Path) -> str:
         """Draw accuracy, with both choices of the rate, and the gap over the number of workers."""
         figure, axes = draw.panels(2, 2, 3.4)
-        (common, own), counts = axes[0], self.counts
+        (common, own), counts = axes[0], tuple(RATES)
         for place, (rule, title) in enumerate(NAMES.items()):
             beside = [n * 1.025 ** (place - 3.5) for n in counts]  # bars of one N next to each other
             draw.spreads(common, beside, [self.of(rule, n) for n in counts], place, title, 100)
@@ -310,24 +285,20 @@ class _MomentumByRate:
         for ax in axes.flat:
             ax.set_xscale("log", base=2)
             ax.set_xticks(counts, [str(n) for n in counts])
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, ncols=4, loc="outside lower center", frameon=False, fontsize=8)
+        draw.legend_below(figure, axes[0, 0], 4)
         return draw.save(figure, folder, "momentum.png")
 
 
-def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about the claim, from its figures."""
-    found = _MomentumByRate(results, scale)
+def _section(results: Results, scale: Scale, folder: Path) -> Section:
+    found = _MomentumFigures(results)
     single = chosen(found.rate("alone"), SINGLE_RATES)
     setting = (
         f"{scale.budget(BUDGET):,} commits a run; momentum 0.9 (DC-ASGD 0.95 and λ = 2, as the paper set it; DANA-DC "
         "λ = 2); warm-up from η/N over the first sixteenth, a tenth at one half and at three quarters; homogeneous "
-        "gamma times; YellowFin is not implemented. For each N one "
-        "rate for all rules: that with which the best of the eight is best on held-out rows with seed 0, any of "
-        "them. In addition, each rule runs with its own best rate, which the paper does not do. Rates: "
-        + "; ".join(f"{listed(grid)} (N = {n})" for n, grid in RATES.items())
-        + ". "
-        f"The single worker: {found.alone.percent} % with a rate of {single}, and {found.long['alone'].percent} % "
+        "gamma times; YellowFin is not implemented. For each N one rate for all rules: that with which the best of the "
+        "eight is best on held-out rows with seed 0, any of them. In addition, each rule runs with its own best rate, "
+        f"which the paper does not do. Rates: {'; '.join(f'{listed(grid)} (N = {n})' for n, grid in RATES.items())}. "
+        f"The single worker: {found.alone.percent} % with a rate of {single}, and {found.longer['alone'].percent} % "
         f"with {LONGER} times as many commits. Seeds {_many(scale)[0]} to "
         f"{_many(scale)[-1]}; with rules' own rates, and with more commits, {_few(scale)[0]} to {_few(scale)[-1]}."
     )
@@ -336,16 +307,9 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         "a little sideways, so that bars do not hide each other. Below: the mean gap and the normalized one. A cross "
         "would mean that runs with more workers were no longer finite."
     )
-    return Section(
-        setting,
-        [*found.gap_checks(), *found.accuracy_checks()],
-        [
-            found.accuracy_table("common"),
-            found.accuracy_table("own"),
-            found.gap_table(),
-            Figure(found.picture(folder), caption),
-        ],
-    )
+    tables = [found.common_table(), found.own_table(), found.gap_table()]
+    checks = [*found.gap_checks(), *found.accuracy_checks()]
+    return Section(setting, checks, [*tables, Figure(found.picture(folder), caption)])
 
 
 def _bracket(value: float | None) -> str:
@@ -359,7 +323,7 @@ CLAIM = Claim(
     "fails; DANA's look-ahead keeps it near that of plain ASGD, and so scales further. Predicting linearly (LWP), a "
     "momentum for each worker (Multi-ASGD) and compensation (DC-ASGD) help less.",
     source="Hakimi et al. 2019, Figures 2, 4, 6, 11, Tables 2 and 6",
-    jobs=jobs,
-    section=section,
+    jobs=_jobs,
+    section=_section,
     before=Count(4, 8),
 )

@@ -80,15 +80,9 @@ def forward(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gradient(theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """Return the gradient of the mean cross-entropy over a mini-batch.
+    """Return the gradient of the mean cross-entropy, ``(SIZE,)`` in the dtype of ``theta``, the loss, and the accuracy.
 
-    Args:
-        theta: parameters, shape ``(SIZE,)``; the result has their dtype.
-        x: pixels from 0 to 1, shape ``(rows, 784)``.
-        y: labels, shape ``(rows,)``.
-
-    Returns:
-        The gradient, shape ``(SIZE,)``, the loss, and the accuracy in [0, 1].
+    The pixels, from 0 to 1, are ``(rows, 784)``, the labels ``(rows,)``.
     """
     hidden, logits = forward(theta, x)
     places = _starts(len(y)) + y  # These are the places of the right classes in the flat array.
@@ -130,11 +124,7 @@ def evaluate(theta: np.ndarray, part: str = "test") -> tuple[float, float]:
 class Batches:
     """The gradient function of a run. Each worker draws its mini-batches from its own generator.
 
-    Args:
-        seed: of all the generators.
-
-    Attributes:
-        worker, loss, accuracy: of each gradient, in the order of the calls.
+    It records the worker, loss and accuracy of each gradient, in the order of the calls.
     """
 
     seed: int
@@ -149,12 +139,9 @@ class Batches:
         return self._gradient(theta, self._add(worker))
 
     def numbered(self, theta: np.ndarray, worker: int, number: int) -> np.ndarray:
-        """Return the gradient at ``theta`` on a mini-batch; if it was used before, its figures are replaced.
+        """Return the gradient at ``theta`` on the worker's mini-batch ``number``, from 0.
 
-        Args:
-            theta: parameters, shape ``(SIZE,)``.
-            worker: of the mini-batch.
-            number: of the worker's mini-batch, from 0. New ones come in the order of `__call__`.
+        New ones come in the order of `__call__`; if it was used before, its figures are replaced.
         """
         taken = self._taken.setdefault(worker, [])
         if number == len(taken):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reproduction.claims import VERDICTS, Check, Claim, Count, Figure, Scale, Section, Table
 from reproduction.spreads import listed
@@ -39,16 +40,8 @@ BEFORE = (
 )
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """A claim whose program is only in release 0.3.0.
-
-    Args:
-        claim: the claim.
-        source: its paper.
-        first, revised: the verdicts.
-        found: what was found, in a sentence.
-    """
+class Earlier(NamedTuple):
+    """A claim whose program is only in release 0.3.0, the verdicts, and what was found, in a sentence."""
 
     claim: str
     source: str
@@ -58,51 +51,22 @@ class Earlier:
 
 
 EARLIER = (
-    Earlier(
-        "Mean staleness is n − 1",
-        "Hermans 2017",
-        Count(5, 6),
-        Count(),
-        "It is, for any speeds. It is distributed geometrically only with memoryless workers.",
-    ),
-    Earlier(
-        "DynSGD: dividing by the staleness stabilizes",
-        "Hermans 2017",
-        Count(1, 3),
-        Count(1, 1),
-        "DynSGD trains with 20 workers where DOWNPOUR diverges, and loses accuracy with windows of 10.",
-    ),
-    Earlier(
-        "Elastic averaging reaches an equilibrium, which early stopping uses",
-        "Hermans 2017",
-        Count(2, 4),
-        Count(1, 3, 1),
-        "It does, but a plain window that exchanges as often gains nearly as much as early stopping. Whether AEASGD "
-        "gains from longer windows is undecided.",
-    ),
-    Earlier(
-        "AGN is temporally more efficient than AEASGD",
-        "Hermans 2017",
-        Count(0, 2),
-        Count(0, 2),
-        "Over the time of training, AEASGD was ahead of AGN in 4 of 5 settings.",
-    ),
-    Earlier(
-        "Delay compensation makes ASGD as good as sequential SGD",
-        "Zheng et al. 2017",
-        Count(0, 3),
-        Count(2, 3, 1),
-        "DC-ASGD was more accurate than ASGD only at a rate that is too high for ASGD. At their own rates no "
-        "difference was found with 32 workers.",
-    ),
-    Earlier(
-        "DASO takes less time than blocking synchronization at the same accuracy",
-        "Coquelin et al. 2022",
-        Count(4, 4),
-        Count(2, 2),
-        "It does; with more nodes it loses more accuracy than blocking does.",
-    ),
-)
+    Earlier("Mean staleness is n − 1", "Hermans 2017", Count(5, 6), Count(),
+            "It is, for any speeds. It is distributed geometrically only with memoryless workers."),
+    Earlier("DynSGD: dividing by the staleness stabilizes", "Hermans 2017", Count(1, 3), Count(1, 1),
+            "DynSGD trains with 20 workers where DOWNPOUR diverges, and loses accuracy with windows of 10."),
+    Earlier("Elastic averaging reaches an equilibrium, which early stopping uses", "Hermans 2017", Count(2, 4),
+            Count(1, 3, 1), "It does, but a plain window that exchanges as often gains nearly as much as early "
+            "stopping. Whether AEASGD gains from longer windows is undecided."),
+    Earlier("AGN is temporally more efficient than AEASGD", "Hermans 2017", Count(0, 2), Count(0, 2),
+            "Over the time of training, AEASGD was ahead of AGN in 4 of 5 settings."),
+    Earlier("Delay compensation makes ASGD as good as sequential SGD", "Zheng et al. 2017", Count(0, 3),
+            Count(2, 3, 1),
+            "DC-ASGD was more accurate than ASGD only at a rate that is too high for ASGD. At their own rates no "
+            "difference was found with 32 workers."),
+    Earlier("DASO takes less time than blocking synchronization at the same accuracy", "Coquelin et al. 2022",
+            Count(4, 4), Count(2, 2), "It does; with more nodes it loses more accuracy than blocking does."),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,13 +83,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Findings:
-    """All contents of the report.
-
-    Args:
-        parts: one for each claim.
-        scale: of all runs.
-        seconds: the measured processor time by claim.
-    """
+    """All contents of the report, with the measured processor time by claim."""
 
     parts: Sequence[Part]
     scale: Scale
@@ -232,10 +190,7 @@ def _failures(found: Findings) -> str:
     rows = [
         (
             f"[{part.claim.name}](#{part.claim.name})",
-            _written(check),
-            check.criterion,
-            check.here,
-            VERDICTS[check.holds],
+            *(_written(check), check.criterion, check.here, VERDICTS[check.holds]),
         )
         for part in found.parts
         for check in part.section.checks

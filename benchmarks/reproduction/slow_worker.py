@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,8 @@ import numpy as np
 
 from reproduction import draw
 from reproduction.claims import Check, Claim, Figure, Job, Results, Scale, Section, Table
-from reproduction.runs import Run
-from reproduction.search import SEARCH, cell, figures, held_out, ladder, searched
-from reproduction.spreads import Spread, chosen, every, listed
+from reproduction.runs import SEARCH, Run, cell, figures, held_out, ladder, searched
+from reproduction.spreads import Spread, all_above, chosen, intervals, listed
 
 WORKERS, TARGET, FACTOR = 8, 0.75, 4
 #: Mini-batches of a run by the window: with a long window, DOWNPOUR needs more to reach the target.
@@ -31,13 +31,7 @@ NAMES = {
 #: All rules except DyLU, which has no effect on windows of 1.
 ALWAYS = tuple(NAMES)[:-1]
 #: The learning rates at which the search begins, by window.
-STARTS = {
-    "downpour": (0.05, 0.006),
-    "dynsgd": (0.2, 0.1),
-    "delay_adaptive": (0.05, 0.006),
-    "ringmaster": (0.05, 0.006),
-    "dylu": (0.05, 0.006),
-}
+STARTS = dict.fromkeys(NAMES, (0.05, 0.006)) | {"dynsgd": (0.2, 0.1)}
 #: The factor by which the same number of steps takes longer with the slow worker.
 WORK = WORKERS / (WORKERS - 1 + 1 / FACTOR)
 
@@ -61,8 +55,7 @@ def measured(rule: str, window: int, gradients: int, timing: str, seeds: tuple[i
     return cell(searched(run, STARTS[rule][WINDOWS.index(window)], _speed), seeds, TARGET)
 
 
-def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of the claim."""
+def _jobs(scale: Scale) -> dict[str, Job]:
     cases = [(rule, window, SLOW) for rule in ALWAYS for window in WINDOWS] + [("dylu", LONG, SLOW)]
     cases += [("downpour", window, EQUAL) for window in WINDOWS]
     return {
@@ -77,11 +70,11 @@ def _name(rule: str, window: int, timing: str = SLOW) -> str:
     return f"{rule}/{window}" if timing == SLOW else f"{timing}/{rule}/{window}"
 
 
+@dataclass(frozen=True)
 class _TimeFigures:
     """Times to the target of the training accuracy, in mean step times of an equal worker, by setting."""
 
-    def __init__(self, results: Results) -> None:
-        self.results = results
+    results: Results
 
     def __call__(self, rule: str, window: int, timing: str = SLOW) -> Spread:
         return Spread.of(self.results[_name(rule, window, timing)]["reached"])
@@ -89,7 +82,7 @@ class _TimeFigures:
     def earlier(self, rule: str, other: str = "downpour") -> Check:
         """Check whether ``rule`` reaches the target before ``other``, with each of its windows."""
         windows = [window for window in WINDOWS if _name(rule, window) in self.results]
-        saved = {window: self(other, window) - self(rule, window) for window in windows}
+        saved = {f"λ = {window}": self(other, window) - self(rule, window) for window in windows}
         paper = {
             "dynsgd": "a stale commit counts for less (thesis, Section 2.3.2); not measured so",
             "delay_adaptive": "the number of workers limits the step, not the longest delay (2206.08307, Theorem 8)",
@@ -100,9 +93,8 @@ class _TimeFigures:
         return Check(
             f"{NAMES[rule]} is at {TARGET:.0%} before {NAMES[other]}, with λ of {listed(windows)}",
             paper[rule] if other == "downpour" else against,
-            "; ".join(f"λ = {window}: {one.interval(1, 1)}" for window, one in saved.items())
-            + " mean step times earlier",
-            every([one.above(0) for one in saved.values()]),
+            f"{intervals(saved, 1, 1)} mean step times earlier",
+            all_above(saved.values(), 0),
         )
 
     def control(self) -> Check:
@@ -117,31 +109,23 @@ class _TimeFigures:
             f"{listed(WINDOWS)}",
             "the longest delay limits the step, and so the speed, of plain asynchronous SGD (2206.08307)",
             "; ".join(f"λ = {window}: {one.show()} times as long" for window, one in ratios.items()),
-            every([one.above(WORK) for one in ratios.values()]),
+            all_above(ratios.values(), WORK),
         )
 
 
-def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about the claim, from its figures."""
+def _section(results: Results, scale: Scale, folder: Path) -> Section:
     of = _TimeFigures(results)
     checks = [of.control(), *(of.earlier(rule) for rule in NAMES if rule != "downpour")]
     checks.append(of.earlier("ringmaster", "delay_adaptive"))
-    rows: list[tuple[str, ...]] = []
-    for rule, window, timing in [
+    cases = [
         *((rule, SHORT, SLOW) for rule in ALWAYS),
         *((rule, LONG, SLOW) for rule in NAMES),
         *(("downpour", window, EQUAL) for window in WINDOWS),
-    ]:
-        found = results[_name(rule, window, timing)]
-        rate = chosen(found["rate"], ladder(rule))
-        refused = Spread.of(found["refused"]).show(0) if rule == "ringmaster" else "–"
-        title = NAMES[rule] + ("" if timing == SLOW else ", equal workers")
-        accuracy = Spread.of(found["accuracy"]).percent
-        rows.append((title, str(window), rate, _time(of(rule, window, timing)), accuracy, refused))
+    ]
     table = Table(
         f"Time until the training accuracy is at {TARGET:.0%}",
         ("rule", "λ", "rate", "time (mean step times)", "test accuracy at the end (%)", "refused commits"),
-        rows,
+        [_row(of, *case) for case in cases],
     )
     budgets = [f"{scale.budget(one, LONG):,}" for one in BUDGETS.values()]
     setting = (
@@ -160,8 +144,16 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
     return Section(setting, checks, [table, Figure(_picture(of, folder), caption)])
 
 
-def _time(spread: Spread) -> str:
-    return spread.show(1) if math.isfinite(spread.mean) else "not reached with every seed"
+def _row(of: _TimeFigures, rule: str, window: int, timing: str) -> tuple[str, ...]:
+    found, time = of.results[_name(rule, window, timing)], of(rule, window, timing)
+    return (
+        NAMES[rule] + ("" if timing == SLOW else ", equal workers"),
+        str(window),
+        chosen(found["rate"], ladder(rule)),
+        time.show(1) if math.isfinite(time.mean) else "not reached with every seed",
+        Spread.of(found["accuracy"]).percent,
+        Spread.of(found["refused"]).show(0) if rule == "ringmaster" else "–",
+    )
 
 
 def _picture(of: _TimeFigures, folder: Path) -> str:
@@ -193,8 +185,7 @@ CLAIM = Claim(
     "them again (Ringmaster), counting them for less (delay-adaptive, DynSGD), or giving the slow worker fewer steps a "
     "window (DyLU) lets the others go on at a higher rate.",
     source="Maranjyan et al. 2025 (arXiv 2501.16168); Koloskova et al. 2022 (arXiv 2206.08307); Liu et al. 2024 (arXiv "
-    "2401.09135); Hermans 2017, Section "
-    "2.3.2",
-    jobs=jobs,
-    section=section,
+    "2401.09135); Hermans 2017, Section 2.3.2",
+    jobs=_jobs,
+    section=_section,
 )

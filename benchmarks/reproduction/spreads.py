@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,19 @@ class Spread:
         return f"{factor * self.mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
+class SeedRuns:
+    """The figures of jobs that are named ``case/seed``, by case and in the order of the seeds."""
+
+    def __init__(self, results: Mapping[str, Any]) -> None:
+        self.runs: dict[str, list[Any]] = {}
+        for job in sorted(results, key=lambda job: int(job.rpartition("/")[2])):
+            self.runs.setdefault(job.rpartition("/")[0], []).append(results[job])
+
+    def spread(self, case: str, key: str = "accuracy") -> Spread:
+        """Return a figure over the seeds."""
+        return Spread.of([one[key] for one in self.runs[case]])
+
+
 def points(a: Spread, b: Spread) -> float:
     """Return by how many percentage points the mean of ``a`` is above that of ``b``."""
     return 100 * (a.mean - b.mean)
@@ -85,6 +98,21 @@ def points(a: Spread, b: Spread) -> float:
 def every(verdicts: Sequence[bool | None]) -> bool | None:
     """Return the verdict of criteria that must all be met: False if one is False, else None if one is None."""
     return False if False in verdicts else None if None in verdicts else True
+
+
+def all_above(found: Iterable[Spread], limit: float) -> bool | None:
+    """Return whether all means are above ``limit``; None if an interval contains it, and no mean is below."""
+    return every([one.above(limit) for one in found])
+
+
+def all_below(found: Iterable[Spread], limit: float) -> bool | None:
+    """Return whether all means are below ``limit``; None if an interval contains it, and no mean is above."""
+    return every([one.below(limit) for one in found])
+
+
+def intervals(found: Mapping[str, Spread], digits: int = 2, factor: float = 100.0, colon: str = ": ") -> str:
+    """Return the intervals with their names, as text."""
+    return "; ".join(f"{name}{colon}{one.interval(digits, factor)}" for name, one in found.items())
 
 
 def chosen(rate: float, grid: Sequence[float]) -> str:

@@ -11,9 +11,8 @@ import numpy as np
 
 from distkeras.ps.simulation.simulate import simulate
 from reproduction import draw
-from reproduction.claims import Check, Claim, Count, Figure, Job, Results, Scale, Section, Table
-from reproduction.runs import TIMINGS, Run, train
-from reproduction.search import best, reached, scores
+from reproduction.claims import Check, Claim, Count, Figure, Job, Results, Scale, Section, Table, revised
+from reproduction.runs import TIMINGS, Run, best, reached, scores, train
 from reproduction.spreads import Spread, chosen, listed
 
 WORKERS = (1, 4, 8, 16, 32, 64)
@@ -28,18 +27,15 @@ ENVIRONMENTS = ("homogeneous", "slow workers")
 
 def throughput(rule: str, kind: str, n: int, rounds: int, seed: int) -> float:
     """Return the gradients per mean step time."""
-    zero = np.zeros(1)
-    steps = rounds * n
-    trace = simulate(
-        rule,
-        zero,
-        lambda theta, worker: zero,
-        workers=n,
-        learning_rate=1.0,
-        timing=TIMINGS[kind],
-        steps=steps,
-        seed=seed,
-    )
+    zero, steps = np.zeros(1), rounds * n
+    options: dict[str, Any] = {
+        "workers": n,
+        "learning_rate": 1.0,
+        "timing": TIMINGS[kind],
+        "steps": steps,
+        "seed": seed,
+    }
+    trace = simulate(rule, zero, lambda theta, worker: zero, **options)
     return steps / float(trace.time[-1]) * 128
 
 
@@ -63,17 +59,13 @@ def times_seeds(scale: Scale) -> tuple[int, ...]:
     return scale.seeds(11, 10)
 
 
-def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of the claim."""
+def _jobs(scale: Scale) -> dict[str, Job]:
     seeds = tuple(range(1, CLUSTERS + 1))
-    by_name: dict[str, Job] = {
-        f"{kind}/{n}": partial(throughputs, kind, n, scale.budget(100), seeds) for kind in KINDS for n in WORKERS
-    }
-    return by_name | {rule: partial(measured, rule, scale.budget(BUDGET), times_seeds(scale)) for rule in NAMES}
+    rates = {f"{kind}/{n}": partial(throughputs, kind, n, scale.budget(100), seeds) for kind in KINDS for n in WORKERS}
+    return rates | {rule: partial(measured, rule, scale.budget(BUDGET), times_seeds(scale)) for rule in NAMES}
 
 
-def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about the claim, from its figures."""
+def _section(results: Results, scale: Scale, folder: Path) -> Section:
     seeds = times_seeds(scale)
     setting = (
         f"Throughput in virtual time without any cost of communication, as in the paper; {CLUSTERS} draws of the "
@@ -84,12 +76,9 @@ def section(results: Results, scale: Scale, folder: Path) -> Section:
         "6.78x against 5.40x speedup (Table 1: batch 256), which is not modeled."
     )
     times = {(rule, kind): Spread.of(results[rule][kind]) for rule in NAMES for kind in ENVIRONMENTS}
-    blocks: list[Table | Figure | str] = [
-        _table(results),
-        _times_table(results, times),
-        Figure(_picture(results, folder), "Throughput."),
-    ]
-    return Section(setting, [*_throughput_checks(results), *_time_checks(times)], blocks)
+    tables = [_table(results), _times_table(results, times)]
+    checks = [*_throughput_checks(results), *_time_checks(times)]
+    return Section(setting, checks, [*tables, Figure(_picture(results, folder), "Throughput.")])
 
 
 def _ratio(results: Results, kind: str, n: int) -> Spread:
@@ -129,12 +118,11 @@ def _throughput_checks(results: Results) -> list[Check]:
 def _time_checks(times: dict[tuple[str, str], Spread]) -> list[Check]:
     saved = {kind: times["ssgdm", kind] - times["ormo", kind] for kind in ENVIRONMENTS}
     return [
-        Check(
+        revised(
             f"K = {AT}, {kind}: OrMo's training accuracy is at {TARGET:.0%} before SSGDm's",
             "“significant advantages in training speed” (Figure 5)",
             f"{saved[kind].interval(1, 1)} mean step times earlier",
             saved[kind].above(0),
-            revised=True,
         )
         for kind in ENVIRONMENTS
     ]
@@ -151,25 +139,16 @@ def _times_table(results: Results, times: dict[tuple[str, str], Spread]) -> Tabl
     )
 
 
+def _row(results: Results, kind: str, n: int) -> tuple[str, ...]:
+    rates = (Spread.of(results[f"{kind}/{n}"][rule]).show(1) for rule in ("asgd", "ssgd"))
+    return *rates, _ratio(results, kind, n).show()
+
+
 def _table(results: Results) -> Table:
     return Table(
         f"Gradients per mean step time (mean ± standard deviation over {CLUSTERS} clusters), and the ratio",
         ("N", *(f"{kind}: {what}" for kind in KINDS for what in ("asynchronous", "synchronous", "ratio"))),
-        [
-            (
-                str(n),
-                *(
-                    text
-                    for kind in KINDS
-                    for text in (
-                        Spread.of(results[f"{kind}/{n}"]["asgd"]).show(1),
-                        Spread.of(results[f"{kind}/{n}"]["ssgd"]).show(1),
-                        _ratio(results, kind, n).show(),
-                    )
-                ),
-            )
-            for n in WORKERS
-        ],
+        [(str(n), *(text for kind in KINDS for text in _row(results, kind, n))) for n in WORKERS],
     )
 
 
@@ -188,7 +167,7 @@ CLAIM = Claim(
     says="Asynchronous workers speed up linearly; a barrier costs a fifth with equal machines, and most of the time "
     "with mixed ones.",
     source="Hakimi et al. 2019, Appendix C, Figure 12, Table 1; Shi et al. 2024, Figure 5",
-    jobs=jobs,
-    section=section,
+    jobs=_jobs,
+    section=_section,
     before=Count(1, 2),
 )

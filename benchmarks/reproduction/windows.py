@@ -9,7 +9,7 @@ from typing import Any
 from reproduction import draw
 from reproduction.claims import Check, Claim, Count, Figure, Job, Results, Scale, Section, Table
 from reproduction.runs import Run, train
-from reproduction.spreads import Spread, listed, points
+from reproduction.spreads import SeedRuns, Spread, listed, points
 
 WORKERS, WINDOWS = (10, 20, 40), (1, 10, 30)
 FEW, MANY, HIGHEST = WORKERS
@@ -44,8 +44,7 @@ def _name(rule: str, workers: int, window: int) -> str:
     return f"{'downpour' if (rule, window) == ('agn', 1) else rule}/{workers}/{window}"
 
 
-def jobs(scale: Scale) -> dict[str, Job]:
-    """Return the jobs of the claim."""
+def _jobs(scale: Scale) -> dict[str, Job]:
     gradients = scale.budget(BUDGET, 30)
     return {
         f"{_name(rule, workers, window)}/{seed}": partial(at_limit, rule, workers, window, gradients, seed)
@@ -57,99 +56,85 @@ def jobs(scale: Scale) -> dict[str, Job]:
     }
 
 
-class _WindowFigures:
+class _WindowFigures(SeedRuns):
     """Spreads of the runs by (rule, workers, window)."""
 
-    def __init__(self, results: Results, scale: Scale) -> None:
-        self.results, self.seeds = results, scale.seeds(1, 3)
-
-    def __call__(self, case: tuple[str, int, int], key: str = "accuracy") -> Spread:
-        return Spread.of([self.results[f"{_name(*case)}/{seed}"][key] for seed in self.seeds])
+    def __call__(self, *case: Any) -> Spread:
+        return self.spread(_name(*case))
 
     def diverged(self, *case: Any) -> int:
         """Return the number of runs that have diverged."""
-        return sum(self.results[f"{_name(*case)}/{seed}"]["diverged"] for seed in self.seeds)
+        return sum(one["diverged"] for one in self.runs[_name(*case)])
 
     def show(self, *case: Any) -> str:
         """Return the accuracy, as text for a table."""
         lost = self.diverged(*case)
-        return self(case).percent + (f" ({lost} diverged)" if lost else "")
+        return self(*case).percent + (f" ({lost} diverged)" if lost else "")
 
     def curves(self, *case: Any) -> list[Any]:
         """Return the accuracy over time, for each seed."""
-        return [self.results[f"{_name(*case)}/{seed}"]["curve"] for seed in self.seeds]
+        return [one["curve"] for one in self.runs[_name(*case)]]
 
     @property
     def rate(self) -> float:
         """Return the learning rate of all runs."""
-        return next(float(one["rate"]) for one in self.results.values() if "rate" in one)
+        return float(self.runs[_name("downpour", FEW, 1)][0]["rate"])
 
 
 def _setting(of: _WindowFigures, scale: Scale) -> str:
+    seeds = listed(scale.seeds(1, 3))
     return (
         f"{scale.budget(BUDGET, 30):,} mini-batches a run, shared by the workers; homogeneous gamma-distributed times; "
         f"no decay, the same learning rate for all rules, as in the thesis: {of.rate:g}, the largest of "
         f"{listed(RATES)} at which DOWNPOUR with n = {FEW} and λ = 1 is right on {CONVERGED:.0%} of the held-out rows "
-        f"(seed 0). Test accuracy of the center in %, mean ± standard deviation over seeds {listed(of.seeds)}; a "
+        f"(seed 0). Test accuracy of the center in %, mean ± standard deviation over seeds {seeds}; a "
         "run has diverged if its test loss ends above that of guessing."
     )
 
 
-def section(results: Results, scale: Scale, folder: Path) -> Section:
-    """Return the section about the claim, from its figures."""
-    of = _WindowFigures(results, scale)
+def _section(results: Results, scale: Scale, folder: Path) -> Section:
+    of = _WindowFigures(results)
     table = Table(
         "Test accuracy (%)",
         ("n", "λ", "DOWNPOUR", "AGN", "ADAG on AGN", "ADAG's mean scale factor"),
         [
-            (
-                str(n),
-                str(w),
-                *(of.show(rule, n, w) for rule in NAMES),
-                of(("adag", n, w), "scale").show(2),
-            )
+            (str(n), str(w), *(of.show(rule, n, w) for rule in NAMES), of.spread(f"adag/{n}/{w}", "scale").show(2))
             for n in WORKERS
             for w in WINDOWS
         ],
     )
-    return Section(
-        _setting(of, scale),
-        [*_window_checks(of), _adag_check(of)],
-        [
-            table,
-            Figure(
-                _curves(of, folder),
-                "Training accuracy with windows of 10, mean over the seeds. Less time passes with more workers, who "
-                "share the same mini-batches.",
-            ),
-        ],
+    caption = (
+        "Training accuracy with windows of 10, mean over the seeds. Less time passes with more workers, who share the "
+        "same mini-batches."
     )
+    checks = [*_window_checks(of), _adag_check(of)]
+    return Section(_setting(of, scale), checks, [table, Figure(_curves(of, folder), caption)])
 
 
 def _window_checks(of: _WindowFigures) -> list[Check]:
     long = WINDOWS[1:]
     base, crowd, accumulated = ("downpour", FEW, 1), ("downpour", MANY, 1), ("downpour", FEW, 10)
     pairs = [(n, window) for n in WORKERS for window in long]
-    beaten = [pair for pair in pairs if of(("agn", *pair)).mean > of(("downpour", *pair)).mean]
+    beaten = [pair for pair in pairs if of("agn", *pair).mean > of("downpour", *pair).mean]
     lost = sum(of.diverged("agn", *pair) for pair in pairs)
-    falls = {w: points(of(("agn", FEW, w)), of(("agn", HIGHEST, w))) for w in long}
+    falls = {w: points(of("agn", FEW, w), of("agn", HIGHEST, w)) for w in long}
     return [
         Check(
             f"DOWNPOUR: n = {MANY} ends at least {LOSS_OF_POINTS:g} points below n = {FEW}",
             "n = 10 converges, n = 20 diverges (Figure 2.13)",
             f"{of.show(*base)} at n = {FEW}, {of.show(*crowd)} at n = {MANY}",
-            points(of(base), of(crowd)) >= LOSS_OF_POINTS,
+            points(of(*base), of(*crowd)) >= LOSS_OF_POINTS,
         ),
         Check(
             f"DOWNPOUR with n = {FEW}: λ = 10 ends at least {LOSS_OF_POINTS:g} points below λ = 1",
             "no longer converges “as before” (Figure 3.2)",
             f"{of.show(*base)} at λ = 1, {of.show(*accumulated)} at λ = 10",
-            points(of(base), of(accumulated)) >= LOSS_OF_POINTS,
+            points(of(*base), of(*accumulated)) >= LOSS_OF_POINTS,
         ),
         Check(
             f"AGN with λ of {listed(long)} never diverges, and is above accumulated DOWNPOUR for every n",
             "AGN “was able to stabilize in all situations” (Chapter 6)",
-            f"{lost} of {len(pairs) * len(of.seeds)} runs diverged; above DOWNPOUR in {len(beaten)} of "
+            f"{lost} of {len(pairs) * len(of.curves(*base))} runs diverged; above DOWNPOUR in {len(beaten)} of "
             f"{len(pairs)} settings",
             lost == 0 and len(beaten) == len(pairs),
         ),
@@ -163,7 +148,7 @@ def _window_checks(of: _WindowFigures) -> list[Check]:
 
 
 def _adag_check(of: _WindowFigures) -> Check:
-    agn, adag = (of((rule, HIGHEST, 10)) for rule in ("agn", "adag"))
+    agn, adag = (of(rule, HIGHEST, 10) for rule in ("agn", "adag"))
     early = {rule: Spread.of([_early(curve) for curve in of.curves(rule, HIGHEST, 10)]) for rule in ("agn", "adag")}
     return Check(
         f"ADAG on top of AGN (γ = 1e-4) with n = {HIGHEST}, λ = 10: training accuracy over the first half of the "
@@ -197,7 +182,7 @@ CLAIM = Claim(
     "(AGN) cures that, and scaling by the distance that the center has moved (ADAG) cures what remains with many "
     "workers and frequent commits.",
     source="Hermans 2017, Chapters 3 and 4, Figures 1.5, 2.13, 3.2, 4.1, 4.4, Table 3.2",
-    jobs=jobs,
-    section=section,
+    jobs=_jobs,
+    section=_section,
     before=Count(1, 1),
 )

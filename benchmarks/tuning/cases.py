@@ -39,13 +39,7 @@ WORKERS_OF_WINDOWS = 8
 class Case:
     """One run of the rule "agn".
 
-    Args:
-        workers: n.
-        window: steps between two exchanges.
-        rate: learning rate of the workers' steps.
-        travel: time of a commit and its reply on the network, in mean times of a step.
-        service: time of the server for one exchange, in mean times of a step.
-        seed: of the weights, the mini-batches and the times.
+    Of one exchange, ``travel`` is the time on the network and ``service`` that of the server, in mean times of a step.
     """
 
     workers: int
@@ -63,7 +57,7 @@ class Case:
 
 def run(case: Case) -> dict[str, Any]:
     """Return the test accuracy after the budget, and the time to the target in mean step times; infinite if never."""
-    batches, timing = network.Batches(case.seed), Gamma(mean=1.0)
+    batches = network.Batches(case.seed)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # Divergence is a valid outcome.
         trace = simulate(
             rules.make("agn", window=case.window),
@@ -71,7 +65,7 @@ def run(case: Case) -> dict[str, Any]:
             batches,
             workers=case.workers,
             learning_rate=case.rate,
-            timing=timing,
+            timing=Gamma(mean=1.0),
             communication=Communication(latency=case.travel / 2, service=case.service),
             steps=max(1, BUDGET // case.window),
             seed=case.seed,

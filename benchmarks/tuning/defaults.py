@@ -149,14 +149,8 @@ def simulated() -> Iterator[dict[str, Any]]:
                 steps=max(1, batches // int(rule.window or 1)), dtype=np.float32, seed=SEEDS[0],
             )  # fmt: skip
             score = round(rows.score(gradient.model_with(trace.theta)), 2)
-            yield {
-                "data": rows.name,
-                "optimizer": "SGD",
-                "epochs": rows.epochs,
-                "rule": "default",
-                "workers": workers,
-                "score": score,
-            }
+            case = {"data": rows.name, "optimizer": "SGD", "epochs": rows.epochs}
+            yield case | {"rule": "default", "workers": workers, "score": score}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

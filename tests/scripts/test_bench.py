@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-from bench import bare, cable, groups, link
+from bench import bare, groups, link
 from bench.command import main
 from bench.kernels import Bare, Whole
 from bench.measure import Case, Row, measure, measured
@@ -254,7 +254,7 @@ def shaping() -> None:
 
 @pytest.mark.usefixtures("shaping")
 def test_a_shaped_link_connects_its_ends_and_leaves_nothing_behind() -> None:
-    with cable.shaped(10) as shaped:
+    with link.shaped(10) as shaped:
         device = Path("/sys/class/net") / shaped.device
         near = ["tc", "qdisc", "show", "dev", shaped.device]
         far = ["nsenter", f"--net={shaped.namespace}", "tc", "qdisc", "show", "dev", f"{shaped.device}f"]
@@ -276,7 +276,7 @@ def test_a_shaped_link_connects_its_ends_and_leaves_nothing_behind() -> None:
 
     def fail() -> None:
         nonlocal device
-        with cable.shaped(1) as shaped:
+        with link.shaped(1) as shaped:
             device = Path("/sys/class/net") / shaped.device
             assert device.exists()
             raise ZeroDivisionError

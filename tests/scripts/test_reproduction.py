@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reproduction import command, draw, network, running, search, throughput
+from reproduction import command, draw, network, running, throughput
 from reproduction.claims import Check, Count
 from reproduction.report import count
-from reproduction.runs import Run, history, simulated
+from reproduction.runs import Run, climb, history, reached, simulated
 from reproduction.spreads import Spread, every
 from support.patience import patience
 
@@ -108,7 +108,7 @@ def test_the_search_for_a_rate_moves_to_the_better_neighbor() -> None:
         tried.append(rate)
         return {8.0: 0.0, 4.0: 0.0, 2.0: 0.3, 1.0: 0.5, 0.5: 0.5, 0.25: 0.2, 0.125: 0.9}[rate]
 
-    assert search.climb(score, (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125), 8.0) == 0.5, "the lower of two equal rates"
+    assert climb(score, (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125), 8.0) == 0.5, "the lower of two equal rates"
     assert tried == [8.0, 4.0, 2.0, 1.0, 0.5, 0.25], "each rate is measured once, and none beyond a worse neighbor"
 
 
@@ -159,9 +159,9 @@ def test_differences_are_taken_seed_by_seed() -> None:
 
 def test_the_time_to_an_accuracy_lies_between_the_points_of_a_curve() -> None:
     curve = [[10.0, 20.0, 30.0], [0.5, 0.7, 0.8]]
-    assert search.reached(curve, 0.75) == pytest.approx(25.0)
-    assert search.reached(curve, 0.4) == 10.0
-    assert search.reached(curve, 0.9) == np.inf
+    assert reached(curve, 0.75) == pytest.approx(25.0)
+    assert reached(curve, 0.4) == 10.0
+    assert reached(curve, 0.9) == np.inf
 
 
 def test_a_curve_that_ends_early_is_marked_with_a_cross() -> None:
