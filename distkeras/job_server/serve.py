@@ -11,6 +11,7 @@ import os
 import signal
 import stat
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
@@ -67,19 +68,31 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     text = "write a new token of the user admin, who becomes an administrator, to admin.token in --folder, and end"
     add("--new-admin-token", action="store_true", help=text)
     add = parser.add_argument_group("limits").add_argument
-    size: dict[str, Any] = {"type": lambda megabytes: int(megabytes) << 20, "metavar": "MB"}
+    size: dict[str, Any] = {"type": _times(1 << 20, int), "metavar": "MB"}
     add("--upload-max", **size, default="512", help="largest size of a model (default: %(default)s)")
     add("--user-max", **size, dest="bytes_max", default="20480", help="largest size of a user's jobs (%(default)s)")
     add("--queued-max", type=int, default=1000, metavar="N", help="most waiting jobs of a user (default: %(default)s)")
     text = "free disk space required to accept or start a job (default: %(default)s)"
     add("--disk-reserve", **size, dest="reserve", default="1024", help=text)
     text = "longest run of one driver (default: no limit)"
-    add("--hours-max", dest="run_max", type=lambda hours: float(hours) * 3600.0, metavar="N", help=text)
+    add("--hours-max", dest="run_max", type=_times(3600), metavar="N", help=text)
     text = "largest memory of one job's processes on this machine (default: 3/4 of the memory, divided by the slots)"
     add("--memory-max", **size, help=text)
     add("--log-max", **size, default="64", help="largest size of a job's log, whose end is kept (default: %(default)s)")
     text = "days to keep an ended job (default: no limit)"
-    add("--retention-days", dest="retention", type=lambda days: float(days) * 86400.0, metavar="N", help=text)
+    add("--retention-days", dest="retention", type=_times(86400), metavar="N", help=text)
+
+
+def _times(unit: int, kind: type[float] = float) -> Callable[[str], float]:
+    """Return the function that reads a number of ``kind``, in units."""
+
+    def read(text: str) -> float:
+        try:
+            return kind(text) * unit
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"it must be a number. Received: {text}") from None
+
+    return read
 
 
 def _place(text: str) -> str:
