@@ -33,6 +33,7 @@ from distkeras.job_server.errors import (
     JobState,
     UnauthorizedError,
     UnavailableError,
+    refused,
 )
 from distkeras.keras_model import archive
 from distkeras.ps.errors import ConfigurationError, DeadlineError, ServerLostError
@@ -115,9 +116,7 @@ class JobClient:
         """
         if not isinstance(data, str | PathLike):
             kind = f"{type(data).__module__}.{type(data).__qualname__}"
-            raise DescriptionError(
-                f"`data` must be the path or URI of Parquet that the server reads. Received: a {kind}", "data"
-            )
+            raise refused("data", f"be the path or URI of Parquet that the server reads. Received: a {kind}")
         description = _given(
             data=str(data),
             name=name,
@@ -431,7 +430,7 @@ def _require_json(description: Mapping[str, Any]) -> None:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
                 where = f"{group}.{name}".rstrip(".")
-                raise DescriptionError(f"`{where}` must be what JSON has. Received: {value!r}", where) from error
+                raise refused(where, f"be what JSON has. Received: {value!r}") from error
 
 
 _PREFIX = "/api/v1"

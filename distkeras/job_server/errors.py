@@ -43,6 +43,11 @@ class DescriptionError(JobServerError, ConfigurationError, status=422):
         return type(self), (self.message, self.field)
 
 
+def refused(field: str, expected: str) -> DescriptionError:
+    """Return the error about a field that must ``expected``, which ends with what was received."""
+    return DescriptionError(f"`{field}` must {expected}", field)
+
+
 class UnauthorizedError(JobServerError, PermissionError, status=401):
     """The token is missing or not valid."""
 

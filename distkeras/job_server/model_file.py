@@ -21,7 +21,7 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from distkeras.job_server.errors import DescriptionError
+from distkeras.job_server.errors import DescriptionError, refused
 from distkeras.keras_model.unsaved_values import VALUES
 from distkeras.ps.errors import headline
 
@@ -243,4 +243,4 @@ def _bytes_of(dataset: Any) -> int:
 
 
 def _refused(expected: str) -> DescriptionError:
-    return DescriptionError(f"`model` must be {expected}", "model")
+    return refused("model", f"be {expected}")

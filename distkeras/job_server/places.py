@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from distkeras.job_server.errors import DescriptionError
+from distkeras.job_server.errors import DescriptionError, refused
 
 if TYPE_CHECKING:
     from distkeras.job_server.settings import Settings
@@ -33,7 +33,7 @@ def require_readable(place: str, field: str, settings: Settings, account: Accoun
     if not account.is_admin:
         _require_own(uri, settings.output, account.name, field)
     if uri.startswith(_LOCAL) and not _path(uri).exists():  # only Spark can check any other place
-        raise DescriptionError(f"`{field}` must exist. Received: {uri[:_SHOWN]}, which does not", field)
+        raise refused(field, f"exist. Received: {uri[:_SHOWN]}, which does not")
     return uri
 
 
@@ -42,7 +42,7 @@ def require_writable(place: str, settings: Settings, account: Account) -> str:
     own = [f"{root.rstrip('/')}/{account.name}" for root in settings.output]
     uri = require_allowed(place, own, "output")
     if any(uri == "{}{}".format(*_located(folder)) for folder in own):
-        raise DescriptionError(f"`output` must be a folder below {uri}. Received: {uri} itself", "output")
+        raise refused("output", f"be a folder below {uri}. Received: {uri} itself")
     _require_elsewhere(uri, settings.private, "output")
     return uri
 
@@ -50,16 +50,12 @@ def require_writable(place: str, settings: Settings, account: Account) -> str:
 def require_allowed(place: str, roots: Sequence[str], field: str) -> str:
     """Return the URI of ``place`` for Spark, without symbolic links; DescriptionError unless it is below a root."""
     if _PATTERN.search(place) or ".." in PurePosixPath(place).parts:
-        raise DescriptionError(
-            f"`{field}` must be one path or URI, without patterns and `..`. Received: {place[:_SHOWN]!r}", field
-        )
+        raise refused(field, f"be one path or URI, without patterns and `..`. Received: {place[:_SHOWN]!r}")
     base, path = _located(place)
     if any(base == root and path.is_relative_to(below) for root, below in map(_located, roots)):
         return f"{base}{path}"
     places = ", ".join(roots) or "its operator has allowed none"
-    raise DescriptionError(
-        f"`{field}` must be below a folder that the server allows: {places}. Received: {place!r}", field
-    )
+    raise refused(field, f"be below a folder that the server allows: {places}. Received: {place!r}")
 
 
 def require_no_links(uri: str) -> None:
@@ -93,17 +89,13 @@ def _require_own(uri: str, roots: Sequence[str], user: str, field: str) -> None:
     for base, above in map(_located, roots):
         overlaps = path.is_relative_to(above) or above.is_relative_to(path)
         if base == found and overlaps and not path.is_relative_to(above / user):
-            raise DescriptionError(
-                f"`{field}` must not hold what jobs of others have written. Received: {uri[:_SHOWN]}", field
-            )
+            raise refused(field, f"not hold what jobs of others have written. Received: {uri[:_SHOWN]}")
 
 
 def _require_elsewhere(uri: str, private: Iterable[Path], field: str) -> None:
     for ours in (folder.resolve() for folder in private):
         if uri.startswith(_LOCAL) and (_path(uri).is_relative_to(ours) or ours.is_relative_to(_path(uri))):
-            raise DescriptionError(
-                f"`{field}` must not be in the server's own folder, nor above it. Received: such a path", field
-            )
+            raise refused(field, "not be in the server's own folder, nor above it. Received: such a path")
 
 
 def _path(uri: str) -> Path:

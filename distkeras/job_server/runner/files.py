@@ -35,8 +35,6 @@ class JobFolder:
         self.path = path
         self.sent_model = path / "sent.keras"  # the archive that was submitted
         self.model = path / "model.keras"  # the trained model
-        self.history = path / "history.parquet"  # a row for each mini-batch
-        self.commits = path / "commits.parquet"  # a row for each commit
         self.fence = path / "fence"  # the number of the first attempt that may still work
         self.log = path / "driver.log"  # the output of the drivers and of Spark
         self.progress = path / "progress.jsonl"  # a line for each second of training and each event, of all attempts

@@ -141,7 +141,7 @@ class JobRunner:
         folder, settings = self._files.of(job.id), self._settings
         common = {"master": settings.master, "config": dict(settings.config), "mlflow": settings.mlflow}
         try:
-            write_whole(folder.order(job.attempt), {"description": job.submitted, **job.order, **common})
+            write_whole(folder.order(job.attempt), {"description": job.description, **job.order, **common})
             with folder.log.open("ab") as output:
                 child = subprocess.Popen(
                     [*settings.driver_command, str(folder.path), str(job.attempt)],

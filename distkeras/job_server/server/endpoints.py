@@ -30,11 +30,11 @@ from distkeras.job_server.errors import (
     BY_STATUS,
     PREDICT,
     TRAIN,
-    DescriptionError,
     JobState,
     NotFoundError,
     StateError,
     StorageError,
+    refused,
 )
 from distkeras.job_server.model_file import require_archive
 from distkeras.job_server.places import require_readable, require_writable
@@ -105,7 +105,7 @@ _MODEL_TYPE, _TABLE_TYPE = "application/zip", "application/vnd.apache.parquet"
 class JobView(JobSummary, frozen=True):
     """A job with its description."""
 
-    description: dict[str, Any] = Field(validation_alias="submitted")
+    description: dict[str, Any]
     attempts: list[Attempt] = Field([], description="The drivers that the job has had.")
 
 
@@ -180,7 +180,7 @@ def resubmit_job(path: JobPath) -> Any:
     """Submit a job once more, as yours, with its model; a JSON body replaces fields of its description (RFC 7396)."""
     job = _job(path)
     removed = StateError(f"job {job.id} cannot be submitted again: its model was removed")
-    changed = _merged(job.submitted, json_of(request.get_data() or b"{}"))
+    changed = _merged(job.description, json_of(request.get_data() or b"{}"))
     kind = JobDescription if job.kind == TRAIN else PredictionDescription
     return _accept(kind.from_json(changed), _copied(services().files.of(job.id).sent_model, removed))
 
@@ -197,19 +197,19 @@ def _merged(value: Any, changes: Any) -> Any:
 def _saved(sent: FileStorage | None) -> Callable[[Path], object]:
     """Return the function that writes the uploaded model to a file."""
     if sent is None or not hasattr(sent, "save"):  # the library does not refuse a text in place of a file
-        raise DescriptionError("`model` must be a file in the form. Received: none", "model")
+        raise refused("model", "be a file in the form. Received: none")
     return sent.save
 
 
 def _model_of(job_id: str) -> Callable[[Path], object]:
     """Return the function that writes the model of a finished job of the caller to a file."""
     if request.files:
-        raise DescriptionError("`model` must not be sent together with `job`. Received: both", "model")
+        raise refused("model", "not be sent together with `job`. Received: both")
     try:
         job = services().jobs.get(g.account, job_id)
     except NotFoundError as error:
-        raise DescriptionError(f"`job` must be one of yours. Received: {job_id}", "job") from error
-    unfit = DescriptionError(f"`job` must have trained a model. Received: {job_id}, {job.kind}, {job.state}", "job")
+        raise refused("job", f"be one of yours. Received: {job_id}") from error
+    unfit = refused("job", f"have trained a model. Received: {job_id}, {job.kind}, {job.state}")
     if job.kind != TRAIN or job.state is not JobState.DONE:
         raise unfit
     return _copied(services().files.of(job_id).model, unfit)
@@ -246,7 +246,7 @@ def _accept(description: Description, write_model: Callable[[Path], object]) -> 
         write_model(folder.sent_model)
         size, job_id = folder.sent_model.stat().st_size, new_id()
         if request.files and size > settings.upload_max:  # a model that was trained here may be larger
-            raise DescriptionError(f"`model` must have at most {settings.upload_max} bytes. Received: {size}", "model")
+            raise refused("model", f"have at most {settings.upload_max} bytes. Received: {size}")
         if files.free() < settings.reserve:  # with the model, which goes if there is no room for it
             raise StorageError(f"The server's disk has fewer than {settings.reserve} bytes left: try again later.")
         require_archive(folder.sent_model)
@@ -379,7 +379,6 @@ account_api, admin_api = endpoints("account"), endpoints("admin")
 
 UserName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 
-
 MeView = create_model("MeView", name=(str, ...), role=(str, ...))
 TokensView = create_model("TokensView", tokens=(list[TokenInfo], ...))
 NewTokenView = create_model("NewTokenView", token=(str, ...))
@@ -456,9 +455,7 @@ def make_token(body: TokenRequest) -> Any:
     limit = g.account.expires
     expires = limit if body.days is None else time.time() + body.days * 86400.0
     if limit is not None and expires > limit:
-        raise DescriptionError(
-            f"`days` must not exceed those of the caller's own token. Received: days={body.days:g}", "days"
-        )
+        raise refused("days", f"not exceed those of the caller's own token. Received: days={body.days:g}")
     token = services().accounts.add_token(user, body.note, expires, parent=g.account.token)
     audit("make token", f"{token.split('_')[1]} of {user}")
     return {"token": token}, 201

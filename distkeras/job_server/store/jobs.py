@@ -17,12 +17,12 @@ from distkeras.job_server.errors import (
     FINAL,
     PREDICT,
     TRAIN,
-    DescriptionError,
     JobState,
     NotFoundError,
     QuotaError,
     StateError,
     before,
+    refused,
 )
 from distkeras.job_server.settings import Settings
 from distkeras.job_server.store.accounts import Account
@@ -61,22 +61,12 @@ class StoredJob(JobSummary, frozen=True):
     """A job in the database; times are seconds since the epoch."""
 
     number: int  # rises with each job; users know a job by its ``id``, which cannot be guessed
-    description: dict[str, Any]  # the user's, and as "order" the part that only the driver receives
+    description: dict[str, Any]  # as the user submitted it
+    order: dict[str, Any]  # what only the driver receives: the job's kind, and the places where it reads and writes
     server: str | None  # the process that is responsible for it
     renewal: int  # rises while that process is alive
     driver: str | None  # the process that runs it
     cancel: float | None  # when a user cancelled it
-
-    @property
-    def order(self) -> Mapping[str, Any]:
-        """Return the part that only the driver receives: the job's kind, and the places where it reads and writes."""
-        driver_order: Mapping[str, Any] = self.description.get(ORDER, {})
-        return driver_order
-
-    @property
-    def submitted(self) -> dict[str, Any]:
-        """Return the description as the user submitted it."""
-        return {name: value for name, value in self.description.items() if name != ORDER}
 
 
 class Attempt(BaseModel, frozen=True):
@@ -98,8 +88,7 @@ class JobStore:
     """The jobs; thread-safe. ``clock`` returns seconds since the epoch."""
 
     def __init__(self, engine: sa.Engine, clock: Callable[[], float] = time.time) -> None:
-        self._engine = engine
-        self._clock = clock
+        self._engine, self._clock = engine, clock
 
     def add(
         self, account: Account, name: str, description: Mapping[str, Any], size: int, limits: Settings, job_id: str = ""
@@ -302,10 +291,7 @@ def _require_free_output(connection: sa.Connection, account: Account, descriptio
     for job_id, text in connection.execute(sa.select(JOBS.c.id, JOBS.c.description).where(unfinished)):
         other = PurePosixPath(json.loads(text)[ORDER]["output"])
         if path.is_relative_to(other) or other.is_relative_to(path):
-            raise DescriptionError(
-                f"`output` must not overlap with that of a job. Received: {output}; {job_id} writes to {other}",
-                "output",
-            )
+            raise refused("output", f"not overlap with that of a job. Received: {output}; {job_id} writes to {other}")
 
 
 def new_id() -> str:
@@ -319,6 +305,7 @@ def _seen_by(viewer: Account) -> sa.ColumnElement[bool]:
 
 def _job_of(row: sa.Row[Any]) -> StoredJob:
     values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
-    values |= {"tags": values["tags"].split(), "description": json.loads(values["description"])}
+    description = json.loads(values["description"])
+    values |= {"tags": values["tags"].split(), "order": description.pop(ORDER, {}), "description": description}
     values["summary"] = None if values["summary"] is None else json.loads(values["summary"])
     return StoredJob(**values, cancelled=values["cancel"] is not None)

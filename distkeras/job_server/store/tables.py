@@ -23,7 +23,7 @@ from distkeras.ps.errors import ConfigurationError
 #: What releases before 0.4.0 compare, so that they refuse the tables below: Alembic's revision counts since then.
 VERSION = 6
 #: The revisions of the tables of earlier releases, by what they wrote into ``distkeras_meta``.
-_REVISIONS = {2: "0001", 5: "0002"}
+_REVISIONS = {2: "base", 5: "0002"}
 _MIGRATIONS = Path(__file__).with_name("migrations")
 #: Seconds that a writer of SQLite waits for another one; that a database may take to answer, and all work in one
 #: transaction; and that a caller waits for a free connection.

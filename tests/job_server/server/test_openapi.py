@@ -54,8 +54,8 @@ def done_job(service: JobService, model: bytes) -> str:
     job = str(service.submit("ann", model).json["id"])
     assert service.finish(job) is JobState.DONE
     write_journal(service.files.of(job).journal, RecordedJob(2, 10.0), state="done")
-    for path in (service.files.of(job).history, service.files.of(job).commits):
-        path.write_bytes(b"of Parquet")
+    for name in ("history", "commits"):
+        (service.files.of(job).path / f"{name}.parquet").write_bytes(b"of Parquet")
     return job
 
 

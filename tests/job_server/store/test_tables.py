@@ -63,7 +63,6 @@ def old_database(folder: Path, release: str) -> str:
             config = Config()
             config.set_main_option("script_location", str(Path(tables.__file__).with_name("migrations")))
             config.attributes["connection"] = connection
-            command.stamp(config, "0001")
             command.upgrade(config, "0002")
             connection.execute(text("UPDATE distkeras_meta SET version = 5"))
             connection.execute(text("UPDATE distkeras_jobs SET tags = ' a ', tries = 2"))

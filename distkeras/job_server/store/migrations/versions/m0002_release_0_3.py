@@ -1,11 +1,11 @@
-"""The tables of release 0.3.0: tags, leases of servers, webhooks, and the drivers of a job."""
+"""From the tables of release 0.2.0 to those of 0.3.0: tags, leases of servers, webhooks, and the drivers of a job."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "0002", "0001"
+revision, down_revision = "0002", None
 
 
 def upgrade() -> None:
