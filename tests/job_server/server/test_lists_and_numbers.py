@@ -165,10 +165,10 @@ class TestMetrics:
         with JobService(tmp_path) as own:
             runner = own.runner
         thread = threading.Thread(target=runner.run, args=(stop,))
-        before = runner.silence()
+        began = time.monotonic()
         thread.start()
         try:
-            until(lambda: runner.silence() < before)
+            until(lambda: runner.silence() < time.monotonic() - began)
         finally:
             stop.set()
             thread.join(patience(20))
