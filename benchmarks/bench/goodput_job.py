@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.whole_job import BATCH, RATES, SESSION, WINDOWS, WORKERS, arrays, build, python_workers
+from bench.whole_job import BATCH, RATES, SESSION, WINDOWS, WORKERS, arrays, build, python_workers, settings
 
 MODEL, RULE = "M", "agn"
 #: Seconds for which a worker is suspended: longer than its lease.
@@ -52,7 +52,7 @@ def faults(seconds: float, an_hour: float, seed: int) -> Iterator[tuple[float, s
 
 def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: int) -> dict[str, Any]:
     """Train under faults until the time is over; return the figures."""
-    from distkeras import Callback, Checkpoint, Monitoring, Trainer, rules
+    from distkeras import Callback, Checkpoint, Trainer, rules
     from distkeras.spark import session
 
     rows = session(f"local[{WORKERS},{ATTEMPTS}]", config=SESSION).read.parquet(str(folder / "rows"))
@@ -78,14 +78,7 @@ def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: i
 
     threading.Thread(target=strike, daemon=True).start()
     with tempfile.TemporaryDirectory() as saved:
-        trainer = Trainer(
-            build(MODEL, RATES[RULE]),
-            rules.make(RULE, window=WINDOWS[RULE]),
-            num_workers=WORKERS,
-            batch_size=BATCH,
-            num_epoch=10_000,
-            monitoring=Monitoring(progress=False),
-        )
+        trainer = Trainer(build(MODEL, RATES[RULE]), rules.make(RULE, window=WINDOWS[RULE]), **settings(10_000))
         trainer.train(rows, callbacks=[Begin(every_seconds=0.5)], checkpoint=Checkpoint(saved, every=100))
     ledger = [row.asDict() for row in trainer.ledger.orderBy("clock").collect()]
     history = trainer.history.selectExpr("worker", "iteration", "double(timestamp) at", "samples").collect()

@@ -13,7 +13,7 @@ import pandas as pd
 
 from bench.measure import Case, Factory
 from bench.whole_job import WORKERS
-from bench.workload import session
+from bench.workload import session, silent_trainer
 
 SECTION = "groups"
 #: Rows of a group, numbers of a row, rows of a mini-batch, epochs; the model has 161 numbers.
@@ -44,19 +44,8 @@ def _rows(count: int) -> pd.DataFrame:
 def _trainer(network: Any) -> Any:
     import keras
 
-    from distkeras import Monitoring, Trainer
-
-    return Trainer(
-        network,
-        "agn",
-        worker_optimizer=keras.optimizers.get(OPTIMIZER),
-        loss="binary_crossentropy",
-        metrics=["accuracy"],
-        num_workers=WORKERS,
-        batch_size=BATCH,
-        num_epoch=EPOCHS,
-        monitoring=Monitoring(progress=False),
-    )
+    options = {"worker_optimizer": keras.optimizers.get(OPTIMIZER), "loss": "binary_crossentropy"}
+    return silent_trainer(network, "agn", WORKERS, BATCH, EPOCHS, metrics=["accuracy"], **options)
 
 
 def _loop_of_jobs(trainer: Any, df: Any) -> float:

@@ -20,8 +20,8 @@ import numpy as np
 from bench.measure import Case, Factory
 from bench.processes import PATIENCE, Caller
 from bench.whole_job import WORKERS
-from bench.workload import fit_rate, session, steady_rate
-from distkeras import Monitoring, Trainer
+from bench.workload import fit_rate, session, silent_trainer, steady_rate
+from distkeras import Trainer
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 
@@ -200,22 +200,19 @@ def _snapshots(rows: int, count: int, every: int) -> Iterator[Case]:
     touched = rows // 100
     with _frames(count) as frame:
 
+        def rate(checkpoint: Checkpoint | None = None) -> float:
+            return steady(model_of(rows, "SGD"), 2, frame(touched), ["table"], checkpoint)
+
         def ours() -> float:
             with tempfile.TemporaryDirectory(prefix="distkeras-bench-") as folder:
-                checkpoint = Checkpoint(folder, every, keep=1000)  # This keeps the first snapshot to the end.
-                return steady(model_of(rows, "SGD"), 2, frame(touched), ["table"], checkpoint)
+                return rate(Checkpoint(folder, every, keep=1000))  # This keeps the first snapshot to the end.
 
-        yield Case(
-            SECTION,
-            f"snapshots every {every} commits: {_name(rows, 'SGD', 2)}",
-            "samples/s",
-            ours,
-            lambda: steady(model_of(rows, "SGD"), 2, frame(touched), ["table"]),
-            target_limit=0.9,
-            rounds=_ROUNDS,
-            note=f"{_NOTE}, from the first snapshot on, which has all rows; limit: no snapshots; one row in a hundred "
-            "changes from one snapshot to the next",
+        name = f"snapshots every {every} commits: {_name(rows, 'SGD', 2)}"
+        note = (
+            f"{_NOTE}, from the first snapshot on, which has all rows; limit: no snapshots; one row in a hundred "
+            "changes from one snapshot to the next"
         )
+        yield Case(SECTION, name, "samples/s", ours, rate, target_limit=0.9, rounds=_ROUNDS, note=note)
 
 
 @contextmanager
@@ -223,16 +220,15 @@ def _memory(rows: int, count: int) -> Iterator[Case]:
     small = min(SOME, rows // 2)
     # A reused worker process would have the memory of the previous model.
     with _frames(count, spark__python__worker__reuse="false") as frame:
-        yield Case(
-            SECTION,
-            f"peak memory of a worker: {rows} rows",
-            "workers/GiB",
-            lambda: (1 << 30) / peak_of_workers(model_of(rows, "SGD"), frame(small)),
-            lambda: (1 << 30) / peak_of_workers(model_of(small, "SGD"), frame(small)),
-            target_limit=0.95,
-            once=rows == MANY,
-            note=f"limit: {small} rows; the same ids; SGD, 1 worker, window {WINDOW}",
-        )
+
+        def workers_of(table: int) -> float:
+            """Return how many workers a gibibyte would hold."""
+            return (1 << 30) / peak_of_workers(model_of(table, "SGD"), frame(small))
+
+        sides = (partial(workers_of, rows), partial(workers_of, small))
+        name, once = f"peak memory of a worker: {rows} rows", rows == MANY
+        note = f"limit: {small} rows; the same ids; SGD, 1 worker, window {WINDOW}"
+        yield Case(SECTION, name, "workers/GiB", *sides, target_limit=0.95, once=once, note=note)
 
 
 def _plain(rows: int, optimizer: str, count: int) -> float:
@@ -277,15 +273,7 @@ def _first_snapshot(folder: Path) -> float:
 
 
 def _trainer(model: keras.Model, workers: int, tables: Any, epochs: int) -> Trainer:
-    return Trainer(
-        model,
-        rules.make("downpour", window=WINDOW),
-        tables=tables,
-        num_workers=workers,
-        batch_size=BATCH,
-        num_epoch=epochs,
-        monitoring=Monitoring(progress=False),
-    )
+    return silent_trainer(model, rules.make("downpour", window=WINDOW), workers, BATCH, epochs, tables=tables)
 
 
 def peak_of_workers(model: keras.Model, frame: DataFrame) -> int:

@@ -17,8 +17,8 @@ from bench.gpu_process import Workload, best_fit
 from bench.measure import Case, Factory
 from bench.processes import Caller
 from bench.whole_job import WORKERS
-from bench.workload import bare_loop, build, rows, session, steady_rate
-from distkeras import Dashboard, Monitoring, Trainer
+from bench.workload import bare_loop, build, rows, session, silent_trainer, steady_rate
+from distkeras import Dashboard, Trainer
 from distkeras.ps import rules
 
 if TYPE_CHECKING:
@@ -112,14 +112,8 @@ def _watched(frame: DataFrame) -> Case:
 
 
 def _trainer(job: Job) -> Trainer:
-    return Trainer(
-        build(job.model),
-        rules.make(job.rule, window=job.window),
-        num_workers=WORKERS,
-        batch_size=job.batch,
-        num_epoch=job.epochs,
-        monitoring=Monitoring(progress=False),
-    )
+    rule = rules.make(job.rule, window=job.window)
+    return silent_trainer(build(job.model), rule, WORKERS, job.batch, job.epochs)
 
 
 def _steady(job: Job, frame: DataFrame, *, watched: bool = False) -> float:

@@ -87,6 +87,14 @@ def fit_rate(model: keras.Model, x: np.ndarray, y: np.ndarray, batch: int) -> fl
     return len(x) / clock.seconds
 
 
+def silent_trainer(model: keras.Model, rule: Any, workers: int, batch: int, epochs: int, **options: Any) -> Trainer:
+    """Return a trainer that shows no progress."""
+    from distkeras import Monitoring, Trainer
+
+    options |= {"num_workers": workers, "batch_size": batch, "num_epoch": epochs}
+    return Trainer(model, rule, monitoring=Monitoring(progress=False), **options)
+
+
 def steady_rate(trainer: Trainer, since: float = 0.0) -> float:
     """Return the samples a second from the end of every worker's first epoch to the first end of a worker's last epoch.
 

@@ -18,15 +18,8 @@ _QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
     """Build the site; any warning of mkdocs, such as a broken link, is a failure."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder.resolve())]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **_QUIET},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    env, pipe = {**os.environ, **_QUIET}, subprocess.PIPE
+    return subprocess.run(command, cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False)
 
 
 def main(argv: list[str] | None = None) -> int:

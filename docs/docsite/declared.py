@@ -41,6 +41,8 @@ _TYPES = {
     "validation_data": "DataFrame", "validation_indicator_col": "str", "validation_rows": "int",
     "validation_split": "float", "worker_learning_rate": "float",
 }  # fmt: skip
+#: The signatures of the methods that are made, by the name of the function that makes them.
+_ACCESSORS = {"set_value": "(self, value: Any) -> Self", "get_value": "(self) -> Any"}
 
 
 def stub() -> str:
@@ -60,11 +62,9 @@ def _declared(name: str, kind: type[Params]) -> Iterator[str]:
     yield "\n".join([f"class {name}Keywords(TypedDict, total=False):", *lines])
     members = [f"    {each}: Param[Any]" for each in vars_of(kind) if "_" in each or each.islower()]
     for each in sorted(vars(kind)):
-        made = getattr(vars(kind)[each], "__code__", None)
-        if made is not None and made.co_name == "set_value":
-            members.append(f"    def {each}(self, value: Any) -> Self: ...")
-        elif made is not None and made.co_name == "get_value":
-            members.append(f"    def {each}(self) -> Any: ...")
+        made = getattr(getattr(vars(kind)[each], "__code__", None), "co_name", "")
+        if made in _ACCESSORS:
+            members.append(f"    def {each}{_ACCESSORS[made]}: ...")
     yield "\n".join([f"class {name}Members:", *members])
 
 

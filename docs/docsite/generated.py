@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from bench.measure import Row
@@ -19,11 +20,10 @@ from docsite.declared import stub
 from docsite.pictures import PICTURES
 
 ROOT = Path(__file__).parents[2]
-BENCH = ROOT / "docs" / "bench.json"
-MATRIX = ROOT / "docs" / "matrix.json"
-TUNING = ROOT / "docs" / "tuning" / "results.json"
-DEFAULTS = ROOT / "docs" / "tuning" / "defaults.json"
-MANY = ROOT / "docs" / "tuning" / "defaults_many.json"
+BENCH, MATRIX = (ROOT / "docs" / name for name in ("bench.json", "matrix.json"))
+TUNING, DEFAULTS, MANY = (
+    ROOT / "docs" / "tuning" / name for name in ("results.json", "defaults.json", "defaults_many.json")
+)
 PICTURE_FOLDER = ROOT / "docs" / "pictures"
 
 #: What a module's docstring lists: a name, two spaces or more, what it is.
@@ -77,45 +77,45 @@ FURTHER_FIGURES = (
 )  # fmt: skip
 
 
+def _table(head: str, rows: Iterable[Iterable[object]]) -> str:
+    """Return a table in Markdown; the cells of ``head`` are separated as in its line."""
+    lines = [f"| {head} |", f"|{'---|' * (head.count(' | ') + 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
 def rules() -> str:
     """Return the README's short table of rules."""
     from distkeras.ps.rules import all_rules
 
-    lines = ["| rule | paper | when to use it |", "|---|---|---|"]
-    for name, when in RULES.items():
+    def row(name: str, when: str) -> tuple[str, ...]:
         rule = all_rules()[name]
         file = rule.__module__.removeprefix("distkeras.").replace(".", "/")
-        lines.append(f"| [`{name}`]({file}.py) | {rule.info.paper} | {when} |")
-    return "\n".join(lines)
+        return f"[`{name}`]({file}.py)", rule.info.paper, when
+
+    return _table("rule | paper | when to use it", (row(*each) for each in RULES.items()))
 
 
 def figures(chosen: Iterable[tuple[str, str, str, str]] = FIGURES) -> str:
     """Return a short table of the benchmark's ``chosen`` figures; a ratio below its target is in bold."""
-    _, rows = load(BENCH)
-    by_case = {(row.section, row.case): row for row in rows}
-    lines = [
-        "| measurement | compared with | ratio | target | measured | reference | processor |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [_figure(by_case[section, case], against, what) for section, case, against, what in chosen]
-    return "\n".join(lines)
+    by_case = {(row.section, row.case): row for row in _rows()}
+    head = "measurement | compared with | ratio | target | measured | reference | processor"
+    return _table(head, (_figure(by_case[section, case], against, what) for section, case, against, what in chosen))
 
 
-def _figure(row: Row, against: str, what: str) -> str:
-    ratio, spread, target, other = (
-        (row.ratio_to_limit, row.spread_to_limit, row.target_limit, row.limit)
-        if against == "limit"
-        else (row.ratio_to_naive, row.spread_to_naive, row.target_naive, row.naive)
-    )
-    if ratio is None or spread is None or row.ours is None or other is None:
+def _rows(section: str = "") -> list[Row]:
+    """Return the rows of the benchmark, of one section or of all."""
+    return [row for row in load(BENCH)[1] if row.section.startswith(section)]
+
+
+def _figure(row: Row, against: str, what: str) -> tuple[str, ...]:
+    side = row.sides[against]
+    if side.ratio is None or side.spread is None or row.ours is None or side.rate is None:
         raise ValueError(f"a figure must be measured. Received: none for {row.section}: {row.case}")
-    short = target is not None and ratio < target
-    text = _ratio(ratio, spread)
-    marked = f"**{text}**" if short else text
-    wanted = "–" if target is None else f"≥\u00a0{target:g}"
-    measured, reference = (_measured(rate, row.unit) for rate in (row.ours, other))
-    cells = (*what.split(", compared with "), marked, wanted, measured, reference, row.processor)
-    return f"| {' | '.join(cells)} |"
+    text = _ratio(side.ratio, side.spread)
+    wanted = "–" if side.target is None else f"≥\u00a0{side.target:g}"
+    measured, reference = (_measured(rate, row.unit) for rate in (row.ours, side.rate))
+    ratio = f"**{text}**" if side.short else text
+    return (*what.split(", compared with "), ratio, wanted, measured, reference, row.processor)
 
 
 def _ratio(ratio: float, spread: float | None) -> str:
@@ -137,39 +137,33 @@ def _seconds(jobs_an_hour: float) -> str:
 
 def whole_jobs() -> str:
     """Return the table of whole jobs compared with plain Keras, with the times of both."""
-    lines = [
-        "| job | distkeras | plain Keras | ratio of the times | ratio for the whole program | accuracy of distkeras | "
-        "accuracy of plain Keras | processor |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in load(BENCH)[1]:
-        found = _BESIDE_KERAS.search(row.note)
-        ratio, ours, keras = row.ratio_to_limit, row.ours, row.limit
-        if row.section == "start" and found is not None and ours is not None and keras is not None:
+    rows = []
+    for row in _rows("start"):
+        found, ratio = _BESIDE_KERAS.search(row.note), row.ratio_to_limit
+        if found is not None and row.ours is not None and row.limit is not None:
             times = "refused: the rounds disagree" if ratio is None else f"{1 / ratio:.1f}"
-            lines.append(
-                f"| {row.case} | {_seconds(ours)} | {_seconds(keras)} | {times} | {found['times']} | "
-                f"{found['ours']} | {found['keras']} | {row.processor} |"
-            )
-    return "\n".join(lines)
+            seconds = _seconds(row.ours), _seconds(row.limit)
+            rows.append((row.case, *seconds, times, found["times"], found["ours"], found["keras"], row.processor))
+    return _table(
+        "job | distkeras | plain Keras | ratio of the times | ratio for the whole program | accuracy of distkeras | "
+        "accuracy of plain Keras | processor",
+        rows,
+    )
 
 
 def epochs() -> str:
     """Return the table of later epochs compared with `fit`, one step a call, with the times of 60,000 rows."""
-    lines = [
-        "| job | ratio | distkeras | `fit`, one step a call | an epoch of distkeras | an epoch of `fit` | processor |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in load(BENCH)[1]:
-        if row.section == "train" and "naive: fit on both cores" in row.note:
-            ratio, ours, fit = row.ratio_to_naive, row.ours, row.naive
-            if ratio is None or ours is None or fit is None:
+    rows = []
+    for row in _rows("train"):
+        if "naive: fit on both cores" in row.note:
+            if row.ratio_to_naive is None or row.ours is None or row.naive is None:
                 raise ValueError(f"an epoch must be measured. Received: none for {row.case}")
-            lines.append(
-                f"| {row.case} | {_ratio(ratio, row.spread_to_naive)} | {_rate(ours)} rows/s | "
-                f"{_rate(fit)} rows/s | {_ROWS / ours:.1f}\u00a0s | {_ROWS / fit:.1f}\u00a0s | {row.processor} |"
-            )
-    return "\n".join(lines)
+            both = (row.ours, row.naive)
+            rates, times = (f"{_rate(rate)} rows/s" for rate in both), (f"{_ROWS / rate:.1f}\u00a0s" for rate in both)
+            rows.append((row.case, _ratio(row.ratio_to_naive, row.spread_to_naive), *rates, *times, row.processor))
+    return _table(
+        "job | ratio | distkeras | `fit`, one step a call | an epoch of distkeras | an epoch of `fit` | processor", rows
+    )
 
 
 def goodput() -> str:
@@ -178,40 +172,25 @@ def goodput() -> str:
     Raises:
         ValueError: the note of a job does not have the numbers.
     """
-    lines = [
-        "| faults an hour | faults | samples a second, of the undisturbed job's | mini-batches lost, counted twice | "
-        "plain Keras with a checkpoint every 200 steps | processor |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in load(BENCH)[1]:
-        if row.section == "goodput":
-            faults, found = re.match(r"\d+ faults an hour", row.case), _GOODPUT.search(row.note)
-            if faults is None or found is None or row.ratio_to_limit is None:
-                raise ValueError(
-                    f"a job under faults must have its numbers in its note. Received: {row.case}: {row.note}"
-                )
-            lines.append(
-                f"| {faults[0].split()[0]} | {found['faults']} | {row.ratio_to_limit:.0%} | "
-                f"{found['lost']}, {found['doubled']} | {float(found['keras']):.0%} | {row.processor} |"
-            )
-    return "\n".join(lines)
+    rows = []
+    for row in _rows("goodput"):
+        faults, found = re.match(r"\d+ faults an hour", row.case), _GOODPUT.search(row.note)
+        if faults is None or found is None or row.ratio_to_limit is None:
+            raise ValueError(f"a job under faults must have its numbers in its note. Received: {row.case}: {row.note}")
+        wrong, share = f"{found['lost']}, {found['doubled']}", f"{row.ratio_to_limit:.0%}"
+        keras = f"{float(found['keras']):.0%}"
+        rows.append((faults[0].split()[0], found["faults"], share, wrong, keras, row.processor))
+    return _table(
+        "faults an hour | faults | samples a second, of the undisturbed job's | mini-batches lost, counted twice | "
+        "plain Keras with a checkpoint every 200 steps | processor",
+        rows,
+    )
 
 
 def layers(package: str) -> str:
     """Return the folders of ``package`` in the order of imports, as a table, from its docstring."""
     rows = _LISTED.findall(inspect.getdoc(importlib.import_module(package)) or "")
-    lines = [f"| {package} | what it is |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in rows)]
-    return "\n".join(lines)
-
-
-def layers_of(package: str) -> Callable[[], str]:
-    """Return what makes the table of the folders of ``package``, in the order of imports."""
-    return lambda: layers(package)
-
-
-def summary() -> str:
-    """Return the table of the page on performance: `FIGURES` and `FURTHER_FIGURES`."""
-    return figures((*FIGURES, *FURTHER_FIGURES))
+    return _table(f"{package} | what it is", ((f"`{name}`", what) for name, what in rows))
 
 
 def benchmark() -> str:
@@ -248,55 +227,55 @@ _GOODPUT = re.compile(
 
 def defaults() -> str:
     """Return the table of what a model learns by `fit`, and under the default and other rules."""
-    lines = [
-        "| data | optimizer | epochs | `fit` | default, 2 workers | 4 | `dynsgd`, 2 | 4 | `agn`, 2 | 4 |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    cells: dict[tuple[str, str, int], dict[tuple[str, int], float]] = {}
+    cases: dict[tuple[str, str, int], dict[tuple[str, int], float]] = {}
     for row in json.loads(DEFAULTS.read_text()):
-        cells.setdefault((row["data"], row["optimizer"], row["epochs"]), {})[row["rule"], row["workers"]] = row["score"]
-    for case, scores in cells.items():
-        fit = scores["fit", 1]
-        others = (scores[rule, n] - fit for rule in ("default", "dynsgd", "agn") for n in (2, 4))
-        lines.append(f"| {' | '.join(map(str, case))} | {fit:.1f} | {' | '.join(f'{each:+.1f}' for each in others)} |")
-    return "\n".join(lines)
+        cases.setdefault((row["data"], row["optimizer"], row["epochs"]), {})[row["rule"], row["workers"]] = row["score"]
+    columns = [(rule, n) for rule in ("default", "dynsgd", "agn") for n in (2, 4)]
+    return _table(
+        "data | optimizer | epochs | `fit` | default, 2 workers | 4 | `dynsgd`, 2 | 4 | `agn`, 2 | 4",
+        (
+            (*case, f"{scores['fit', 1]:.1f}", *(f"{scores[column] - scores['fit', 1]:+.1f}" for column in columns))
+            for case, scores in cases.items()
+        ),
+    )
 
 
 def many() -> str:
     """Return the table of what many workers learn under the default rule."""
-    lines = ["| data | 8 workers | 16 | 64 |", "|---|---|---|---|"]
-    rows = json.loads(MANY.read_text())
-    for data in dict.fromkeys(row["data"] for row in rows):
-        scores = [f"{row['score']:.1f}" for row in rows if row["data"] == data]
-        lines.append(f"| {data} | {' | '.join(scores)} |")
-    return "\n".join(lines)
+    scores: dict[str, list[str]] = {}
+    for row in json.loads(MANY.read_text()):
+        scores.setdefault(row["data"], []).append(f"{row['score']:.1f}")
+    return _table("data | 8 workers | 16 | 64", ((data, *found) for data, found in scores.items()))
 
 
 def workers() -> str:
     """Return the table of the times until the target by number of workers."""
     results = json.loads(TUNING.read_text())
-    lines = [
-        "| workers | time, if an exchange takes no time | speedup | time, if an exchange keeps the server busy for the "
-        "time of a step | speedup |",
-        "|---|---|---|---|---|",
-    ]
-    first: list[float] = []
-    for n in tuning.WORKERS:
-        times = [tuning.best_time(results, n, tuning.WINDOW, 0.0, service)[0] for service in tuning.SERVICES]
-        first = first or times
-        cells = [
-            f"{time:,.0f} steps | {one / time:.1f}" if math.isfinite(time) else "never | –"
-            for one, time in zip(first, times, strict=True)
-        ]
-        lines.append(f"| {n} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    times = {
+        n: [tuning.best_time(results, n, tuning.WINDOW, 0.0, service)[0] for service in tuning.SERVICES]
+        for n in tuning.WORKERS
+    }
+    first = times[tuning.WORKERS[0]]
+
+    def cells(time: float, one: float) -> tuple[str, str]:
+        return (f"{time:,.0f} steps", f"{one / time:.1f}") if math.isfinite(time) else ("never", "–")
+
+    return _table(
+        "workers | time, if an exchange takes no time | speedup | time, if an exchange keeps the server busy for the "
+        "time of a step | speedup",
+        (
+            (n, *(cell for pair in zip(found, first, strict=True) for cell in cells(*pair)))
+            for n, found in times.items()
+        ),
+    )
 
 
+_LAYERS = {"layers-ps": "distkeras.ps", "layers-distkeras": "distkeras"}
 #: File to the parts between its marks ``<!-- NAME: ... -->`` and ``<!-- end of NAME -->``.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"rules": rules, "goodput": goodput},
-    "docs/architecture.md": {"layers-ps": layers_of("distkeras.ps"), "layers-distkeras": layers_of("distkeras")},
-    "docs/performance.md": {"summary": summary},
+    "docs/architecture.md": {name: partial(layers, package) for name, package in _LAYERS.items()},
+    "docs/performance.md": {"summary": partial(figures, (*FIGURES, *FURTHER_FIGURES))},
     "docs/benchmark.md": {"bench": benchmark},
     "docs/guide/versions.md": {"matrix": matrix},
     "docs/guide/tuning.md": {"workers": workers},

@@ -63,19 +63,8 @@ def _rule(name: str, kind: type[Rule]) -> str:
     facts = {key: value for key, value in _table_row(name).items() if key not in ("rule", "name", "hyper-parameters")}
     lines = [f"# {info.title}", "", f"| rule | `{name}` |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in facts.items()]
-    lines += [
-        "",
-        _described(kind),
-        "",
-        "With its defaults:",
-        "",
-        "```python",
-        "from distkeras import rules",
-        "",
-        _made(name, kind),
-        "```",
-        "",
-    ]
+    lines += ["", _described(kind), "", "With its defaults:", ""]
+    lines += ["```python", "from distkeras import rules", "", _made(name, kind), "```", ""]
     if info.bibtex:
         lines += ["```bibtex", info.bibtex, "```", ""]
     return "\n".join(lines)
@@ -93,11 +82,9 @@ def _made(name: str, kind: type[Rule]) -> str:
     """The call that makes the rule; one argument a line where they are many."""
     arguments = [f'"{name}"', *(f"{key}={value!r}" for key, value in kind().config().items())]
     short = f"rule = rules.make({', '.join(arguments)})"
-    return (
-        short
-        if len(short) <= _CODE_WIDTH
-        else "\n    ".join(["rule = rules.make(", *(f"{a}," for a in arguments)]) + "\n)"
-    )
+    if len(short) <= _CODE_WIDTH:
+        return short
+    return "\n    ".join(["rule = rules.make(", *(f"{argument}," for argument in arguments)]) + "\n)"
 
 
 def _table_row(name: str) -> dict[str, str]:
@@ -124,16 +111,12 @@ def home(name: str, value: object) -> str:
 def reference() -> dict[str, str]:
     """The API reference: classes by their module, and a page a public module."""
     pages: dict[str, list[str]] = {}
-    for name, value in public().items():
-        if isinstance(value, ModuleType):
-            continue
-        full = home(name, value)
+    modules = {name: value for name, value in public().items() if isinstance(value, ModuleType)}
+    for full in (home(name, value) for name, value in public().items() if name not in modules):
         page = next(page for page, (_, homes) in _PAGES.items() if re.search(homes, full))
         pages.setdefault(page, []).append(full)
     found = {f"reference/{page}.md": _reference(title, pages[page]) for page, (title, _) in _PAGES.items()}
-    for name, value in public().items():
-        if isinstance(value, ModuleType):
-            found[f"reference/{name}.md"] = _module(f"distkeras.{name}", value)
+    found |= {f"reference/{name}.md": _module(f"distkeras.{name}", value) for name, value in modules.items()}
     own = [name for name, value in vars(distkeras.transformers).items() if inspect.isclass(value)]
     found["reference/transformers.md"] = _module("distkeras.transformers", distkeras.transformers, own)
     found["reference/jobs.md"] = _module("distkeras.job_server", distkeras.job_server)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -69,20 +69,13 @@ class Drawing:
 
 def architecture() -> Drawing:
     """The driver, the server and the executors."""
-    drawing = Drawing(
-        "A driver with a trainer and a parameter server; Spark tasks that exchange with the server", 400, 408
-    )
+    title = "A driver with a trainer and a parameter server; Spark tasks that exchange with the server"
+    drawing = Drawing(title, 400, 408)
     drawing.box(1, 1, 398, ["Driver"], height=164)
-    drawing.box(
-        12, 34, 164, ["Trainer", "model, rule, options", "callbacks, supervisor", "history, commits,", "ledger, events"]
-    )
-    drawing.box(
-        216,
-        34,
-        172,
-        ["Parameter server", "a separate process", "center, update rule", "leases, ledger", "snapshots"],
-        kind="room",
-    )
+    trainer = ["Trainer", "model, rule, options", "callbacks, supervisor", "history, commits,", "ledger, events"]
+    server = ["Parameter server", "a separate process", "center, update rule", "leases, ledger", "snapshots"]
+    drawing.box(12, 34, 164, trainer)
+    drawing.box(216, 34, 172, server, kind="room")
     drawing.arrow((178, 86), (214, 86), both=True)
     drawing.arrow((20, 167), (20, 250))
     drawing.text(28, 187, "one Spark job:", kind="soft")
@@ -93,10 +86,11 @@ def architecture() -> Drawing:
     drawing.text(370, 227, "center down", kind="soft", anchor="end")
     for place, x in enumerate((1, 137, 273)):
         drawing.box(x, 252, 126, [f"Task {place}", "mini-batches", "Keras replica", "optimizer", "a window of steps"])
-    for y, line in (
-        (384, "Executors start late, run slowly, or die. Others do not"),
-        (401, "wait, and a retried task resumes after the last commit."),
-    ):
+    late = (
+        "Executors start late, run slowly, or die. Others do not",
+        "wait, and a retried task resumes after the last commit.",
+    )
+    for y, line in zip((384, 401), late, strict=True):
         drawing.text(200, y, line, kind="soft", anchor="middle")
     return drawing
 
@@ -105,26 +99,14 @@ def architecture() -> Drawing:
 _DATAFRAME = (
     ("box", "data.schema", "Driver: df", "any source that Spark reads"),
     ("box", "data.schema", "Columns", "checked, pruned, ML vectors to arrays"),
-    (
-        "box",
-        "data.ordering",
-        "Order",
-        "a hash of each row; repartition(n) by it,",
-        "sorted within partitions: the same",
-        "rows in every attempt",
-    ),
+    ("box", "data.ordering", "Order", "a hash of each row; repartition(n) by it,",
+     "sorted within partitions: the same", "rows in every attempt"),
     ("room", "training.task", "Executor: record batches", "mapInArrow of Arrow, no Python object a row"),
-    (
-        "room",
-        "data.source",
-        "Mini-batches",
-        "a prefetch thread; blocks shuffled by",
-        "(seed, partition, epoch); a checksum",
-        "over the rows' hashes",
-    ),
+    ("room", "data.source", "Mini-batches", "a prefetch thread; blocks shuffled by",
+     "(seed, partition, epoch); a checksum", "over the rows' hashes"),
     ("room", "data.source", "Spool", "memory up to spool_bytes, then a file:", "later epochs do not ask Spark again"),
     ("room", "ps.worker.loop", "Training thread", "a window of steps on the replica,", "then an exchange"),
-)
+)  # fmt: skip
 
 
 def dataframe() -> Drawing:
@@ -141,7 +123,9 @@ def dataframe() -> Drawing:
     return drawing
 
 
+#: Where each lane is, and what it shows.
 _LANES = {"worker": 66, "session": 200, "center": 334}
+_LANE_TITLES = {"worker": "executor", "session": "server thread", "center": "state machine"}
 _COMMIT: tuple[tuple[str, ...], ...] = (
     ("note", "worker", "a window", "of steps"),
     ("arrow", "worker", "session", "Commit"),
@@ -179,20 +163,12 @@ def commit() -> Drawing:
             drawing.arrow((_LANES[start], y + 16), (_LANES[end], y + 16))
             y += 30
     drawing.parts[:0] = [f'<path class="lane" d="M{x} 52 V{y}"/>' for x in _LANES.values()]
-    for lane, title, where in (
-        ("worker", "Worker", "executor"),
-        ("session", "Session", "server thread"),
-        ("center", "Center", "state machine"),
-    ):
-        drawing.text(_LANES[lane], 20, title, kind="title", anchor="middle")
+    for lane, where in _LANE_TITLES.items():
+        drawing.text(_LANES[lane], 20, lane.title(), kind="title", anchor="middle")
         drawing.text(_LANES[lane], 38, where, kind="soft", anchor="middle")
     drawing.height = y + 4
     return drawing
 
 
 #: File name to drawing.
-PICTURES: dict[str, Callable[[], Drawing]] = {
-    "architecture.svg": architecture,
-    "dataframe.svg": dataframe,
-    "commit.svg": commit,
-}
+PICTURES = {f"{draw.__name__}.svg": draw for draw in (architecture, dataframe, commit)}

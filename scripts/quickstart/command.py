@@ -52,8 +52,7 @@ def _tour(arguments: argparse.Namespace) -> list[str]:
 
 def _compare(arguments: argparse.Namespace) -> list[str]:
     from quickstart.comparison.command import compare
-    from quickstart.comparison.results import TOLERANCE
-    from quickstart.comparison.runs import FULL, QUICK
+    from quickstart.comparison.runs import FULL, QUICK, TOLERANCE
 
     size, tolerance = (QUICK, None) if arguments.quick else (FULL, TOLERANCE)
     return compare(size, arguments.out, tolerance=tolerance)

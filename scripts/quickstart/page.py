@@ -25,15 +25,7 @@ _NEXT = (
 def write_page(
     path: Path, results: Sequence[ActResult], dashboard: Path, machine: Mapping[str, Any], seconds: float
 ) -> None:
-    """Write the page, which needs no other file.
-
-    Args:
-        path: the file to write.
-        results: of the acts, in their order.
-        dashboard: the saved page of the jobs, which becomes a frame.
-        machine: as `machine.about` returns it.
-        seconds: those that the tour took.
-    """
+    """Write the page, which needs no other file; the saved page of the jobs becomes a frame."""
     cards = "\n".join(_card(number, result) for number, result in enumerate(results, 1))
     steps = "\n".join(f"<li>{escape(purpose)}: <code>{escape(_as_here(how))}</code></li>" for purpose, how in _NEXT)
     problems = [escape(problem) for result in results for problem in result.problems]

@@ -43,13 +43,7 @@ def two_workers(rates: Mapping[str, float], curves: Mapping[str, Curve], path: P
 
 
 def killed_worker(commits: pd.DataFrame, steps: pd.DataFrame, killed: float, path: Path) -> Path:
-    """Draw the commits of each partition by attempt, and the loss, over time.
-
-    Args:
-        commits: worker, attempt, at (seconds since the epoch).
-        steps: worker, at, loss.
-        killed: when the process was killed, seconds since the epoch; NaN for never.
-    """
+    """Draw the commits of each partition by attempt, and the loss, over time; NaN if no process was killed."""
     began = steps["at"].min()
     figure, (above, below) = _figure(4.4, 2, [1, 1.7], sharex=True)
     for worker, own in commits.groupby("worker"):
@@ -87,9 +81,7 @@ def speeds(rates: Mapping[str, float], title: str, path: Path) -> Path:
 def many_groups(seconds: Mapping[str, float], extrapolated: int, accuracies: Sequence[float], path: Path) -> Path:
     """Draw the seconds for all groups as bars, the last of which is ours, and how accurate the models are.
 
-    Args:
-        extrapolated: number of the first bars that were not measured as a whole.
-        accuracies: one for each group, from 0 to 1.
+    The first ``extrapolated`` bars were not measured as a whole. Accuracies are from 0 to 1.
     """
     figure, (above, below) = _figure(_bars_height(seconds) + 2.3, 2, [_bars_height(seconds), 2.3])
     _bars(above, seconds, "time for all groups (s); hatched: extrapolated", hatched=extrapolated)
@@ -111,12 +103,7 @@ def _bars_height(values: Mapping[str, float]) -> float:
 
 
 def _bars(axes: Any, values: Mapping[str, float], title: str, hatched: int = 0) -> None:
-    """Draw horizontal bars below their names, with their numbers.
-
-    Args:
-        values: the last one is ours.
-        hatched: number of the first bars that are hatched.
-    """
+    """Draw horizontal bars below their names, with their numbers; the last one is ours, the first are ``hatched``."""
     places = np.arange(len(values))
     colors = [_OTHERS] * (len(values) - 1) + [_OURS]
     hatches = ["///" if place < hatched else "" for place in places]

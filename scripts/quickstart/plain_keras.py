@@ -7,12 +7,12 @@ is then several times slower than with ten steps or more, and a comparison with 
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,13 +30,7 @@ Builder = Callable[[int], "keras.Model"]
 
 @dataclass(frozen=True)
 class FitRate:
-    """The speed of `fit`.
-
-    Args:
-        backend: Keras' backend, such as "tensorflow".
-        steps: `steps_per_execution`.
-        rows_per_second: over one epoch, without the time in which the step is compiled.
-    """
+    """The speed of `fit` over one epoch, without the time in which the step is compiled."""
 
     backend: str
     steps: int
@@ -50,13 +44,9 @@ class FitRate:
 
 
 def rates(build: Builder, x: np.ndarray, y: np.ndarray, batch_size: int, steps: Sequence[int] = STEPS) -> list[FitRate]:
-    """Return the speed of `fit` for each number of steps, on TensorFlow and, if it is installed, on JAX.
+    """Return the speed of `fit` for each ``steps_per_execution``, on TensorFlow and, if it is installed, on JAX.
 
-    Args:
-        build: a function at the top level of a module: on JAX, it is called in a process of its own.
-        x, y: the rows of the epoch that is timed.
-        batch_size: rows of a mini-batch.
-        steps: the values of `steps_per_execution`.
+    ``build`` is a function at the top level of a module: on JAX, it is called in a process of its own.
     """
     found = rates_here(build, x, y, batch_size, steps)
     if found[0].backend != "jax" and importlib.util.find_spec("jax") is not None:
@@ -79,11 +69,7 @@ def best_of(found: Sequence[FitRate]) -> FitRate:
 
 
 def epoch_ends(model: keras.Model, x: np.ndarray, y: np.ndarray, **options: Any) -> tuple[list[float], Any]:
-    """Call `fit` on a compiled model; return the time of each epoch's end, in seconds since the epoch, and its history.
-
-    Args:
-        options: of `fit`.
-    """
+    """Call `fit` with ``options``; return the time of each epoch's end, in seconds since the epoch, and its history."""
     import keras
 
     ends: list[float] = []
@@ -104,23 +90,12 @@ def _rate(model: keras.Model, x: np.ndarray, y: np.ndarray, batch_size: int) -> 
 
 def _rates_on(backend: str, *arguments: Any) -> list[FitRate]:
     """Return `rates_here` of a process with another backend, which Keras chooses when it is first imported."""
-    context = get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure_and_send, args=(backend, sender, *arguments))
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(_PATIENCE):
-            raise TimeoutError(f"`fit` on {backend} must end within {_PATIENCE:g} s")
-        found: list[FitRate] = receiver.recv()
-    except EOFError:  # The process has ended without an answer; the log has its traceback.
-        raise RuntimeError(f"`fit` on {backend} has failed; see log.txt") from None
-    finally:
-        process.kill()
-        process.join(_PATIENCE)
-    return found
+    with get_context("spawn").Pool(1, _choose, (backend,)) as pool:
+        try:
+            return pool.apply_async(rates_here, arguments).get(_PATIENCE)
+        except multiprocessing.TimeoutError:
+            raise TimeoutError(f"`fit` on {backend} must end within {_PATIENCE:g} s; see log.txt") from None
 
 
-def _measure_and_send(backend: str, sender: Connection, *arguments: Any) -> None:
+def _choose(backend: str) -> None:
     os.environ["KERAS_BACKEND"] = backend
-    sender.send(rates_here(*arguments))

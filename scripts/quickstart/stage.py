@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quickstart.machine import WORKERS
+
 if TYPE_CHECKING:
     import keras
     import numpy as np
@@ -20,17 +22,10 @@ if TYPE_CHECKING:
 class TourSize:
     """How much work the acts are.
 
-    Args:
-        rows, epochs: images and passes over them, for two workers and for `fit`.
-        tolerance: accuracy, from 0 to 1, that two workers may lose to `fit`.
-        killed_rows, killed_epochs: the same for the job in which a process is killed.
-        kill_at: number of commits after which it is killed.
-        table_rows: rows of the Embedding.
-        events: rows of the data with the ids of the table.
-        groups: groups, each of which gets a model.
-        group_rows: rows of a group.
-        fits: groups that are trained by `fit`, from which the time of all is extrapolated.
-        scored: how often the images are scored, so that the rate does not depend on the start of a job.
+    Two workers and `fit` train ``rows`` images for ``epochs``; two workers may lose ``tolerance`` of the accuracy, from
+    0 to 1. A process is killed after ``kill_at`` commits. An Embedding of ``table_rows`` learns from ``events`` rows.
+    Each of the groups gets a model; ``fits`` of them are trained by `fit`, from which the time of all is extrapolated.
+    The images are scored several times, so that the rate does not depend on the start of a job.
     """
 
     rows: int
@@ -72,16 +67,7 @@ class Images:
 
 @dataclass
 class Stage:
-    """What the acts share.
-
-    Args:
-        spark: the session.
-        size: the amount of work.
-        out: the folder of all files.
-        images: the data of acts 1, 2 and 5.
-        trainers: the trainers of the acts so far, for the dashboard.
-        model: the model that two workers have trained in act 1.
-    """
+    """What the acts share: data, the trainers so far, for the dashboard, and the model of act 1."""
 
     spark: SparkSession
     size: TourSize
@@ -94,20 +80,20 @@ class Stage:
         """Return the path of a picture."""
         return self.out / "pictures" / f"{name}.png"
 
+    def trainer(self, model: keras.Model, batch_size: int, epochs: int) -> Trainer:
+        """Return a trainer with two workers and the default rule, which shows no progress."""
+        from distkeras import Monitoring, Trainer
+
+        silent = Monitoring(progress=False)
+        return Trainer(model, num_workers=WORKERS, batch_size=batch_size, num_epoch=epochs, monitoring=silent)
+
 
 @dataclass(frozen=True)
 class ActResult:
-    """What an act has shown.
+    """What an act has shown: a result in one line, a picture with its description, and how it was measured.
 
-    Args:
-        title: what it is about, in a few words.
-        line: the result, in one line.
-        picture: a PNG file.
-        alt: a description of the picture.
-        notes: how it was measured, and what the line leaves out; one sentence or two each.
-        read: the page or notebook that says more, relative to the repository.
-        figures: the numbers, JSON-ready.
-        problems: what is not as promised.
+    ``read`` is the page or notebook that says more, relative to the repository. The figures are JSON-ready. Problems
+    are what is not as promised.
     """
 
     title: str
@@ -131,9 +117,6 @@ def steady_rate(steps: pd.DataFrame) -> float:
 
     The time is that from the end of each worker's first epoch to the first end of a worker's last epoch. If that is
     nothing, because one worker began late in a short job, it is that from the first to the last step of all.
-
-    Args:
-        steps: as `steps_of` returns them.
     """
     ended = steps[steps["epoch"] == 0].groupby("worker")["at"].max()
     begin, end = ended.max(), steps.groupby("worker")["at"].max().min()

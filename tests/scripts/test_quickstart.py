@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from quickstart import stage
 from quickstart.acts import killed_worker, many_groups, scoring, two_workers
-from quickstart.comparison.results import problems, steady_rate, table
-from quickstart.comparison.runs import QUICK, RUNS
+from quickstart.comparison.runs import QUICK, RUNS, problems, steady_rate, table
 from quickstart.page import write_page
 from support.patience import patience
 

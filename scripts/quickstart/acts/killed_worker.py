@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distkeras import Callback, CallbackContext, Monitoring, Trainer
+from distkeras import Callback, CallbackContext
 from distkeras.data.datasets import write_parquet
 from quickstart import pictures
 from quickstart.machine import WORKERS
@@ -28,14 +28,9 @@ LEARNING_RATE = 0.05
 
 @dataclass(frozen=True)
 class LedgerCount:
-    """How often the mini-batches of a job were counted, according to its ledger.
+    """How often the mini-batches of a job were counted, according to its ledger, and the rows of all of them.
 
-    Args:
-        counted: mini-batches in the ledger.
-        twice: those that are there more than once.
-        missing: those that are not there, although a later one of the same partition is, in this epoch or another.
-        rows: rows of all mini-batches that were counted.
-        rows_due: rows of the data, times the epochs.
+    Missing are those that are not there, although a later one of the same partition is, in this epoch or another.
     """
 
     counted: int
@@ -57,14 +52,7 @@ class LedgerCount:
 
 
 def count(ledger: pd.DataFrame, samples: int, rows: int, epochs: int) -> LedgerCount:
-    """Take each range of mini-batches in the ledger apart, and count.
-
-    Args:
-        ledger: as `Trainer.ledger`.
-        samples: rows of the mini-batches in `Trainer.history`.
-        rows: rows of the data.
-        epochs: passes over them.
-    """
+    """Take each range of mini-batches in `Trainer.ledger` apart, and count; ``samples`` are rows in its history."""
     times = Counter(
         (int(row.worker), int(row.epoch), batch)
         for row in ledger[ledger["applied"]].itertuples()
@@ -82,13 +70,7 @@ def killed_worker(stage: Stage) -> ActResult:
     """Train with two workers, kill the process of one with SIGKILL, and count the mini-batches."""
     size, images = stage.size, stage.images
     x, y = images.x[: size.killed_rows], images.y[: size.killed_rows]
-    trainer = Trainer(
-        build(),
-        num_workers=WORKERS,
-        batch_size=BATCH_SIZE,
-        num_epoch=size.killed_epochs,
-        monitoring=Monitoring(progress=False),
-    )
+    trainer = stage.trainer(build(), BATCH_SIZE, size.killed_epochs)
     killer = Killer(size.kill_at)
     folder = write_parquet(stage.out / "data" / "killed", x, y, files=WORKERS)
     trainer.train(stage.spark.read.parquet(folder), callbacks=[killer])
@@ -132,14 +114,9 @@ def build() -> keras.Model:
 
 
 class Killer(Callback):
-    """Kills the process of one worker.
+    """Kills the process of one worker after so many ``commits``.
 
-    Args:
-        commits: number of commits after which it does so.
-
-    Attributes:
-        clock: the number of commits at that time; 0 before.
-        at: that time, in seconds since the epoch; NaN before.
+    Then ``clock`` is the number of commits at that time, and ``at`` that time, in seconds since the epoch.
     """
 
     def __init__(self, commits: int) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras import Monitoring, Trainer
 from quickstart import pictures
 from quickstart.machine import WORKERS
 from quickstart.stage import ActResult, Stage
@@ -32,12 +31,8 @@ def build(steps_per_execution: int = 1) -> keras.Model:
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1, activation="sigmoid")]
     model = keras.Sequential([keras.Input((FEATURES,)), *layers])
-    model.compile(
-        keras.optimizers.Adam(LEARNING_RATE),
-        "binary_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_execution,
-    )
+    options = {"metrics": ["accuracy"], "steps_per_execution": steps_per_execution}
+    model.compile(keras.optimizers.Adam(LEARNING_RATE), "binary_crossentropy", **options)
     return model
 
 
@@ -58,29 +53,18 @@ def many_groups(stage: Stage) -> ActResult:
     afresh, reset = seconds_of_new_models(drawn[: size.fits]), seconds_of_one_model(drawn[: 2 * size.fits])
 
     frame = _frame(stage.spark, drawn)
-    trainer = Trainer(
-        build(),
-        num_workers=WORKERS,
-        batch_size=BATCH_SIZE,
-        num_epoch=EPOCHS,
-        monitoring=Monitoring(progress=False),
-    )
+    trainer = stage.trainer(build(), BATCH_SIZE, EPOCHS)
     began = time.monotonic()
     table = trainer.train_groups(frame, by="shop").table.toPandas()
     seconds = time.monotonic() - began
 
     accuracies = table["metrics"].map(lambda metrics: metrics["accuracy"] if metrics else 0.0).tolist()
-    picture = pictures.many_groups(
-        {
-            "fit, a model built for each": size.groups * afresh,
-            "fit, one model, reset for each": size.groups * reset,
-            "train_groups": seconds,
-        },
-        extrapolated=2,
-        accuracies=accuracies,
-        path=stage.picture("4-many-groups"),
-    )
+    bars = {"a model built for each": size.groups * afresh, "one model, reset for each": size.groups * reset}
+    bars = {f"fit, {name}": value for name, value in bars.items()} | {"train_groups": seconds}
+    picture = pictures.many_groups(bars, 2, accuracies, stage.picture("4-many-groups"))
     trained = int(table["error"].isna().sum())
+    figures = {"fit_new_model_seconds_a_group": afresh, "fit_one_model_seconds_a_group": reset}
+    figures |= {"train_groups_seconds": seconds, "trained": trained, "mean_accuracy": float(np.mean(accuracies))}
     return ActResult(
         title=f"A model for each of {size.groups} groups",
         line=f"a loop of fit {size.groups * reset:,.0f} s at its best (extrapolated from {2 * size.fits} groups); "
@@ -89,13 +73,7 @@ def many_groups(stage: Stage) -> ActResult:
         alt="Seconds for all groups by fit and by train_groups, and the accuracies of the models",
         notes=_notes(size.groups, size.group_rows, afresh, reset),
         read="docs/guide/groups.md",
-        figures={
-            "fit_new_model_seconds_a_group": afresh,
-            "fit_one_model_seconds_a_group": reset,
-            "train_groups_seconds": seconds,
-            "trained": trained,
-            "mean_accuracy": float(np.mean(accuracies)),
-        },
+        figures=figures,
         problems=problems(trained, size.groups),
     )
 

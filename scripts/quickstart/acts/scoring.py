@@ -73,9 +73,7 @@ def scoring(stage: Stage) -> ActResult:
 def difference(ours: np.ndarray, expected: np.ndarray, times: int) -> float:
     """Return the largest difference of the predictions of the same rows, whose order may differ.
 
-    Args:
-        ours: predictions ``(times * n, classes)``.
-        expected: predictions ``(n, classes)``, each of which must occur ``times`` times. Infinity for another number.
+    Each of those that are expected must occur ``times`` times in ours; infinity for another number of them.
     """
     if len(ours) != times * len(expected):
         return float("inf")

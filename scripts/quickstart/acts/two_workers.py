@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras import Monitoring, Trainer
 from quickstart import pictures
 from quickstart.machine import WORKERS
 from quickstart.plain_keras import FitRate, best_of, epoch_ends, rates
@@ -39,12 +38,8 @@ def build(steps_per_execution: int = 1, decay_steps: int = 10_000) -> keras.Mode
         [keras.Input((784,)), *layers, keras.layers.Dense(10, activation="softmax")], name="act_1_two_workers"
     )
     rate = keras.optimizers.schedules.PolynomialDecay(LEARNING_RATE, decay_steps, end_learning_rate=0.0)
-    model.compile(
-        keras.optimizers.SGD(rate),
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_execution,
-    )
+    options = {"metrics": ["accuracy"], "steps_per_execution": steps_per_execution}
+    model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy", **options)
     return model
 
 
@@ -57,13 +52,7 @@ def two_workers(stage: Stage) -> ActResult:
     here = best_of([each for each in tried if each.backend == tried[0].backend])
     fit = _by_fit(here, x, y, size.epochs)
 
-    trainer = Trainer(
-        build(decay_steps=_steps(len(x), size.epochs, WORKERS)),
-        num_workers=WORKERS,
-        batch_size=BATCH_SIZE,
-        num_epoch=size.epochs,
-        monitoring=Monitoring(progress=False),
-    )
+    trainer = stage.trainer(build(decay_steps=_steps(len(x), size.epochs, WORKERS)), BATCH_SIZE, size.epochs)
     began = time.time()
     stage.model = trainer.train(stage.spark.read.parquet(str(images.train_folder)))
     seconds = time.time() - began
@@ -78,13 +67,8 @@ def two_workers(stage: Stage) -> ActResult:
         {"fit": fit["curve"], f"{WORKERS} workers": curve},
         stage.picture("1-two-workers"),
     )
-    figures = {
-        "fit": [vars(each) for each in tried],
-        "fit_seconds": fit["seconds"],
-        "workers_rows_per_second": rate,
-        "workers_seconds": seconds,
-        "accuracy": accuracy,
-    }
+    figures = {"fit": [vars(each) for each in tried], "fit_seconds": fit["seconds"], "accuracy": accuracy}
+    figures |= {"workers_rows_per_second": rate, "workers_seconds": seconds}
     return ActResult(
         title="One model, by fit and by two workers",
         line=f"fit at its best {best.rows_per_second:,.0f} rows/s ({best.label}), accuracy {accuracy['fit']:.1%}; "

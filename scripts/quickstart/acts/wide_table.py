@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distkeras import Monitoring, Trainer
 from quickstart import pictures
 from quickstart.machine import WORKERS
 from quickstart.plain_keras import best_of, rates
@@ -38,12 +37,9 @@ def build(rows: int, steps_per_execution: int = 1) -> keras.Model:
     vectors = layers.Flatten()(layers.Embedding(rows, WIDTH, name="ids")(ids))
     score = layers.Dense(1, activation="sigmoid")(layers.Dense(32, activation="relu")(vectors))
     model = keras.Model(ids, score, name="act_3_wide_table")
-    model.compile(
-        keras.optimizers.Adagrad(0.02, initial_accumulator_value=1e-5),
-        "binary_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_execution,
-    )
+    optimizer = keras.optimizers.Adagrad(0.02, initial_accumulator_value=1e-5)
+    options = {"metrics": ["accuracy"], "steps_per_execution": steps_per_execution}
+    model.compile(optimizer, "binary_crossentropy", **options)
     return model
 
 
@@ -67,13 +63,7 @@ def wide_table(stage: Stage) -> ActResult:
     tried = rates(partial(build, size.table_rows), x[:measured], y[:measured], BATCH_SIZE)
     best = best_of(tried)
 
-    trainer = Trainer(
-        build(size.table_rows),
-        num_workers=WORKERS,
-        batch_size=BATCH_SIZE,
-        num_epoch=EPOCHS,
-        monitoring=Monitoring(progress=False),
-    )
+    trainer = stage.trainer(build(size.table_rows), BATCH_SIZE, EPOCHS)
     began = time.monotonic()
     model = trainer.train(_frame(stage.spark, x, y))
     seconds = time.monotonic() - began

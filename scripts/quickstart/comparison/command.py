@@ -6,15 +6,11 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quickstart.comparison.results import RATE_MEANS, RunResult, last_loss, problems, table
-from quickstart.comparison.runs import BATCH_SIZE, RUNS, WorkSize
+from quickstart.comparison.runs import BATCH_SIZE, RATE_MEANS, RUNS, RunResult, WorkSize, last_loss, problems, table
 from quickstart.comparison.training import build, compiled, distribute, fit, steps_of
 from quickstart.machine import WORKERS, about, session, wait_until_warm
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _FOLDERS = ("data", "models", "histories", "commits", "plots")
 
@@ -71,29 +67,16 @@ def compare(size: WorkSize, out: Path, *, tolerance: float | None) -> list[str]:
                 f"test accuracy {row['test_accuracy']:.2%}",
                 flush=True,
             )
-        summary = _summary(size, rows, spark)
+        summary: dict[str, Any] = {"rows": rows, "machine": about(spark), "meaning": RATE_MEANS}
     finally:
         spark.stop()
     histories = {outcome.run.title: outcome.history for outcome in outcomes}
     for metric in ("accuracy", "loss"):
         plots.curves(histories, metric, out / "plots" / f"{metric}.png")
-    summary["seconds"] = time.monotonic() - began
+    summary |= {"workers": WORKERS, "batch_size": BATCH_SIZE, "epochs": size.epochs, "training_rows": size.rows}
+    summary |= {"hidden_layers": list(size.hidden), "seconds": time.monotonic() - began}
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    print(
-        f"\n{table(rows)}\n\n{size.epochs} x {size.rows:,} rows each, batches of {BATCH_SIZE}, SGD; {WORKERS} workers."
-    )
+    work = f"{size.epochs} x {size.rows:,} rows each, batches of {BATCH_SIZE}, SGD; {WORKERS} workers"
+    print(f"\n{table(rows)}\n\n{work}.")
     print(f"All of it took {summary['seconds']:.0f} s. Models, histories, commits and plots are in {out}.")
     return problems(rows, tolerance=tolerance)
-
-
-def _summary(size: WorkSize, rows: list[dict[str, Any]], spark: SparkSession) -> dict[str, Any]:
-    return {
-        "rows": rows,
-        "machine": about(spark),
-        "workers": WORKERS,
-        "batch_size": BATCH_SIZE,
-        "epochs": size.epochs,
-        "training_rows": size.rows,
-        "hidden_layers": list(size.hidden),
-        "meaning": RATE_MEANS,
-    }

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quickstart.comparison.results import RunResult
-from quickstart.comparison.runs import BATCH_SIZE, RunConfig, WorkSize
+from quickstart.comparison.runs import BATCH_SIZE, RunConfig, RunResult, WorkSize
 from quickstart.machine import WORKERS
 from quickstart.plain_keras import best_of, rates_here
 
@@ -41,12 +40,8 @@ def compiled(model: keras.Model, rate: float, steps: int, steps_per_execution: i
     import keras
 
     falling = keras.optimizers.schedules.PolynomialDecay(rate, steps, end_learning_rate=0.0)
-    model.compile(
-        keras.optimizers.SGD(falling),
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_execution,
-    )
+    options = {"metrics": ["accuracy"], "steps_per_execution": steps_per_execution}
+    model.compile(keras.optimizers.SGD(falling), "sparse_categorical_crossentropy", **options)
     return model
 
 
