@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup, monitored_metric
-from distkeras.keras_model.driver_copy import CopyState
+from distkeras.keras_model.settable import CopyState
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_integer
 

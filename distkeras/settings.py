@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.binding import Entries, entries_of, listed, names_of
 from distkeras.data.schema import decoders, require_class_weight
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.rules.base import AUTO

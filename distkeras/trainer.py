@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow.compute as pc
 
 from distkeras.callbacks import Callback, TrainingSetup, monitored_metric
-from distkeras.data.assembled import ASSEMBLED
+from distkeras.data.batches import DataSpec
 from distkeras.data.binding import GivenEntries, listed
 from distkeras.data.columns import described
-from distkeras.data.model_columns import example
+from distkeras.data.model_columns import ASSEMBLED, example
 from distkeras.data.schema import (
     require_dataframe,
 )
-from distkeras.data.spec import DataSpec
 from distkeras.data.validity import REASON, invalid_rows, valid_rows
 from distkeras.groups.job import GroupPlan, train_each_group
 from distkeras.groups.keys import key_names

@@ -25,9 +25,8 @@ from pyspark.sql import types as T
 import distkeras.transformers.expressions as expressions
 import distkeras.transformers.serving as serving
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
-from distkeras.data.column_kinds import innermost, lists_of, vector_of
+from distkeras.data.column_kinds import TEXT, dtype_of_input, innermost, lists_of, vector_of
 from distkeras.data.columns import Part, user_names
-from distkeras.data.dtypes import TEXT, dtype_of_input
 from distkeras.data.schema import (
     decoders,
     field_of,
@@ -62,7 +61,7 @@ from distkeras.transformers.params import (
 if TYPE_CHECKING:
     import keras
 
-    from distkeras.data.spec import DataSpec
+    from distkeras.data.batches import DataSpec
     from distkeras.keras_model.recipe import Recipe
 
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 from bench.measure import Case, Factory
 from bench.whole_job import WORKERS
 from bench.workload import CLASSES, INPUTS, rows, session
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

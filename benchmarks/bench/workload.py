@@ -13,10 +13,9 @@ import numpy as np
 
 from bench import whole_job
 from bench.whole_job import WORKERS
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.columns import Column
-from distkeras.data.shuffling import EpochOrder
-from distkeras.data.spec import DataSpec
+from distkeras.data.ordering import EpochOrder
 
 if TYPE_CHECKING:
     import keras

@@ -9,7 +9,7 @@ import numpy as np
 
 from distkeras.data.batches import Batch, flat_weight
 from distkeras.data.binding import GivenColumns, GivenEntries
-from distkeras.data.dtypes import float_dtype
+from distkeras.data.column_kinds import float_dtype
 from distkeras.data.model_columns import data_spec
 from distkeras.data.schema import require_dataframe
 from distkeras.data.source import collect

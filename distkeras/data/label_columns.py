@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.binding import Entry, outputs_of
-from distkeras.data.column_kinds import is_scalar
+from distkeras.data.column_kinds import float_dtype, is_scalar, label_dtype
 from distkeras.data.columns import Column, Part
-from distkeras.data.dtypes import float_dtype, label_dtype
 from distkeras.data.losses import LossKind, has_own_step, kind_of, loss_name, losses_of
 from distkeras.data.schema import known_length, numeric_column, quoted
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, ShapeError
 from distkeras.spark.failures import typed_error
 

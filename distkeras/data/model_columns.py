@@ -1,31 +1,40 @@
 """The columns that a compiled model reads: its inputs, its labels and their weights.
 
+Several columns of numbers may be one input.
+
 Importing this module loads neither pyspark nor Keras.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Batch, absent, as_weight
-from distkeras.data.binding import GivenColumns, GivenEntries, inputs_of, listed, outputs_of
-from distkeras.data.column_kinds import is_scalar
-from distkeras.data.columns import Column, user_names
-from distkeras.data.dtypes import dtype_of_input
+from distkeras.data.batches import Batch, DataSpec, absent, as_weight
+from distkeras.data.binding import GivenColumns, GivenEntries, inputs_of, listed, names_of, outputs_of
+from distkeras.data.column_kinds import common_type, dtype_of_input, is_scalar
+from distkeras.data.columns import Column, Part, user_names
 from distkeras.data.label_columns import TargetColumns, fixed_shape
-from distkeras.data.schema import known_length, parts_of, require_columns, require_parts
-from distkeras.data.spec import DataSpec
+from distkeras.data.schema import (
+    PARTS,
+    field_of,
+    known_length,
+    numeric_column,
+    parts_of,
+    require_columns,
+    require_parts,
+)
 from distkeras.ps.errors import ConfigurationError, ShapeError
 
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField, StructType
+
 
 _Decoder = Callable[[Any], Any]
 
@@ -140,3 +149,40 @@ def _table_of(model: keras.Model, tensor: Any) -> tuple[str, int] | None:
         if node.input_tensors[0] is tensor
     ]
     return next(((name, rows) for rows, name in sorted(tables)), None)
+
+
+#: The column that scalar columns become.
+ASSEMBLED = "distkeras_features"
+
+
+def assembled(df: DataFrame, features: GivenColumns, dtypes: Sequence[str]) -> tuple[DataFrame, GivenColumns]:
+    """Return ``df`` and its columns that feed a model, one for each input.
+
+    Several columns for one input must hold one number each; they fill it together, in their order. Their type is one
+    that holds every number of theirs as well as a single column would: integers stay integers.
+
+    Args:
+        dtypes: the numpy names of the inputs' dtypes.
+
+    Raises:
+        MissingColumnError: there is no such column.
+        ConfigurationError: one of several columns for one input is no number, or no type holds the decimals of all.
+    """
+    names = names_of(features, "features_col")
+    if len(dtypes) != 1 or len(names) == 1 or isinstance(names, Mapping):
+        return df, names
+    from pyspark.sql import functions as F
+
+    parts = [(name, field_of(df.schema.fields, name).dataType) for name in names]
+    for name, kind in parts:
+        if not is_scalar(kind):
+            raise ConfigurationError(
+                "several columns for one input of the model must hold one number each. "
+                f"Received: {kind.simpleString()}",
+                column=name,
+            )
+    together_kind = common_type(dict(parts), whole="float" not in dtypes[0])
+    numbers = [numeric_column(df.schema.fields, name).column.cast(together_kind) for name in names]
+    metadata = {PARTS: [Part(name, kind.typeName())._asdict() for name, kind in parts]}
+    together = F.array(*numbers).alias(ASSEMBLED, metadata=metadata)
+    return df.select("*", together), (ASSEMBLED,)

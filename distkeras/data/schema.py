@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from distkeras.chatter import quiet_session
+from distkeras.data.batches import DataSpec
 from distkeras.data.column_kinds import ColumnKind, kind_in
 from distkeras.data.columns import Part
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, EmptyDataError, MissingColumnError, ShapeError
 from distkeras.ps.validate import invalid, require_integer, require_number
 from distkeras.spark.cluster import drivers_python, is_stopped

@@ -27,11 +27,9 @@ from typing import TYPE_CHECKING, BinaryIO, Generic, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.batches import Batch, in_blocks
+from distkeras.data.batches import Batch, DataSpec, in_blocks
 from distkeras.data.columns import Column, ColumnArrays, to_numpy
-from distkeras.data.ordering import SAVE_ROWS, RowChecksum, partitioned
-from distkeras.data.shuffling import BatchRows, EpochOrder
-from distkeras.data.spec import DataSpec
+from distkeras.data.ordering import SAVE_ROWS, BatchRows, EpochOrder, RowChecksum, partitioned
 from distkeras.ps.errors import (
     ConfigurationError,
     DeadlineError,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.schema import map_in_arrow, quoted, ready_columns
 from distkeras.data.source import checked_columns
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 
 if TYPE_CHECKING:

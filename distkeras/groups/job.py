@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.schema import CLASS_WEIGHT, map_in_arrow, quoted, ready_columns
-from distkeras.data.spec import DataSpec
 from distkeras.groups.keys import key_as_text, key_fields, same_key
 from distkeras.groups.replica import packed_weights
 from distkeras.groups.results import GroupResults

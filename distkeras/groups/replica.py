@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import ColumnArrays
-from distkeras.data.shuffling import EpochOrder
-from distkeras.data.spec import DataSpec
+from distkeras.data.ordering import EpochOrder
 from distkeras.keras_model.archive import read_config
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distkeras.data.batches import flat_weight
+from distkeras.data.batches import DataSpec, flat_weight
 from distkeras.data.columns import ColumnArrays
 from distkeras.data.model_columns import example
-from distkeras.data.shuffling import row_order
-from distkeras.data.spec import DataSpec
+from distkeras.data.ordering import row_order
 from distkeras.groups.replica import (
     all_state_is_in_variables,
     new_replica,

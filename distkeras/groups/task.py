@@ -13,11 +13,10 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.batches import in_blocks
+from distkeras.data.batches import DataSpec, in_blocks
 from distkeras.data.columns import ColumnArrays
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.source import checked_columns
-from distkeras.data.spec import DataSpec
 from distkeras.groups.replica import ReplicaOfGroups, weights_of
 from distkeras.groups.side_by_side import GroupsSideBySide
 from distkeras.groups.store import TrainedGroup

@@ -14,8 +14,8 @@ from typing import Any
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import require_archive
 from distkeras.keras_model import archive
-from distkeras.keras_model.compile_arguments import PackedObject
 from distkeras.keras_model.keras_config import applied
+from distkeras.keras_model.recipe import PackedObject
 from distkeras.ps.rules import all_rules
 from distkeras.ps.rules.schedules import Constant, Schedule
 from distkeras.ps.transport.deadlines import Deadlines

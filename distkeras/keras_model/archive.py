@@ -20,11 +20,18 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkeras.keras_model import keras_config, trainable_flags
+from distkeras.keras_model import keras_config
 from distkeras.keras_model.attributes import Attributes, attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.keras_config import Settings
 from distkeras.keras_model.optimizers import inner_optimizer
-from distkeras.keras_model.unsaved_values import set_values, split_values, with_unsaved_values
+from distkeras.keras_model.unsaved_values import (
+    add_flags,
+    read_flags,
+    restore_flags,
+    set_values,
+    split_values,
+    with_unsaved_values,
+)
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.validate import invalid, require_choice
 
@@ -82,7 +89,7 @@ def to_bytes(model: keras.Model, name: str = "model", *, plain: bool = False) ->
                 f"`{name}` must be one that Keras can save. Received: {name}={model.name!r}; "
                 f"Keras said: {headline(str(error))}"
             ) from error
-        trainable_flags.add_to(path, model)
+        add_flags(path, model)
         data = path.read_bytes()
     return data if plain else _with_settings(with_unsaved_values(data, model))
 
@@ -165,7 +172,7 @@ def from_bytes(
     try:
         safe = not trusted or trusted != config_digest(data)
         saved, values = split_values(data)
-        flags = trainable_flags.read(saved)
+        flags = read_flags(saved)
         # The scope has precedence over the argument, and over the user's own setting.
         with _asset_folder(saved), serialization_lib.SafeModeScope(safe), keras_config.applied(settings_of(data)):
             model: keras.Model = saving_lib.load_model(
@@ -175,7 +182,7 @@ def from_bytes(
                 safe_mode=safe,
             )
         if flags is not None:
-            trainable_flags.restore(flags, model)
+            restore_flags(flags, model)
             if compiled:  # only now, as the optimizer is built for what is trainable
                 _compile(model, saved, custom_objects)
     except _ARCHIVE_ERRORS as error:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Stack, as_weight, flat_weight, is_absent
-from distkeras.keras_model.row_optimizers import update_only_touched_rows
-from distkeras.keras_model.tensorflow import lent, read_only_touched_rows, stacked, updates_last, without_updates
+from distkeras.data.batches import Stack, aligned, as_weight, flat_weight, is_absent
+from distkeras.keras_model.optimizers import divides_by_zero, inner_optimizer, slots_of
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -275,3 +274,129 @@ def _copies(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
             weights = zip(*(flat_weight(batch.weight) for batch in part), strict=True)
             x, y = (tuple(map(stacked, zip(*side, strict=True))) for side in ([b.x for b in part], [b.y for b in part]))
             yield Stack(x, y, as_weight(list(map(stacked, weights)))), 0, len(part)
+
+
+def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a copy ``(len(arrays), *shape)`` of arrays of one shape and dtype, for `lent`."""
+    joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
+    np.concatenate(arrays, out=joined.reshape(len(arrays) * len(arrays[0]), *arrays[0].shape[1:]))
+    return joined
+
+
+def lent(array: np.ndarray) -> tf.Tensor:
+    """Return a tensor in the memory of an `aligned` array, which must not be written to; any other array is copied."""
+    import tensorflow as tf
+
+    return tf.raw_ops.Identity(input=array)  # `tf.convert_to_tensor` copies, twice if the array is not aligned
+
+
+@contextmanager
+def updates_last(optimizer: Any) -> Iterator[None]:
+    """While a step is traced, make a Keras optimizer wait for all gradients before it updates the first variable.
+
+    TensorFlow copies a variable that is updated while an operation still reads it. A layer's kernel is read once more
+    for the gradient of the layer below, so without this most of a model is copied in every step.
+    """
+    import tensorflow as tf
+
+    apply = optimizer.apply
+
+    def apply_after_all(gradients: Any, *args: Any, **options: Any) -> Any:
+        gradients = list(gradients)
+        parts = tf.nest.flatten(gradients, expand_composites=True)
+        with tf.control_dependencies([part for part in parts if part is not None]):
+            return apply(gradients, *args, **options)
+
+    optimizer.apply = apply_after_all
+    try:
+        yield
+    finally:
+        del optimizer.apply
+
+
+@contextmanager
+def without_updates(optimizer: Any) -> Iterator[None]:
+    """While a step is traced only for what it returns, keep an optimizer from updating, for which it would be built."""
+    optimizer.apply = lambda *_args, **_options: None
+    try:
+        yield
+    finally:
+        del optimizer.apply
+
+
+@contextmanager
+def read_only_touched_rows(model: Any) -> Iterator[None]:
+    """While a step is traced, make a model read only those rows of an Embedding that the step touches.
+
+    Keras reads the whole table and gathers rows from it. After the first update of single rows, TensorFlow copies a
+    variable whenever it is read as a whole: then each step takes as long as a copy of the table. The result is the
+    same.
+    """
+    import keras
+
+    with ExitStack() as stack:
+        for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
+            if type(layer) is keras.layers.Embedding and not layer.lora_enabled and layer.quantization_mode is None:
+                stack.enter_context(_reading_rows(layer))
+        yield
+
+
+@contextmanager
+def _reading_rows(layer: Any) -> Iterator[None]:
+    import keras
+    import tensorflow as tf
+
+    call = layer.call
+
+    def call_on_rows(inputs: Any) -> Any:
+        variable = layer.embeddings.value
+        if not isinstance(variable, tf.Variable) or not isinstance(inputs, tf.Tensor):
+            return call(inputs)  # within a scope that casts it; sparse or ragged ids
+        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else keras.ops.cast(inputs, "int32")
+        ids = tf.where(ids < 0, ids + tf.cast(variable.shape[0], ids.dtype), ids)  # negative: from the end
+        return keras.ops.cast(tf.gather(variable, ids), layer.compute_dtype)
+
+    layer.call = call_on_rows
+    try:
+        yield
+    finally:
+        del layer.call
+
+
+@contextmanager
+def update_only_touched_rows(optimizer: Any) -> Iterator[None]:
+    """While a step is traced with TensorFlow, make Adagrad compute only with the rows that have a gradient.
+
+    Keras computes the square roots of all accumulators, and gathers the rows afterwards. The result is the same.
+
+    Args:
+        optimizer: of Keras; any but Adagrad is not changed.
+    """
+    import keras
+
+    inner = inner_optimizer(optimizer)
+    if type(inner) is not keras.optimizers.Adagrad or divides_by_zero(inner):
+        yield
+        return
+    import tensorflow as tf
+
+    step = inner.update_step
+
+    def step_on_rows(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if not isinstance(gradient, tf.IndexedSlices):
+            step(gradient, variable, learning_rate)
+            return
+        (accumulator,) = slots_of(inner, variable)
+        gradient = keras.ops.cast(gradient, variable.dtype)
+        inner.assign_add(accumulator, keras.ops.square(gradient))
+        scaled = keras.ops.multiply(keras.ops.cast(learning_rate, variable.dtype), gradient)
+        rows = tf.gather(accumulator.value, scaled.indices)
+        # TensorFlow rewrites other divisions by a root as products, which round differently.
+        moved = tf.math.divide_no_nan(scaled.values, keras.ops.sqrt(keras.ops.add(rows, inner.epsilon)))
+        inner.assign_sub(variable, tf.IndexedSlices(moved, scaled.indices, scaled.dense_shape))
+
+    inner.update_step = step_on_rows
+    try:
+        yield
+    finally:
+        del inner.update_step

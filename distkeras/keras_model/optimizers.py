@@ -1,7 +1,7 @@
-"""Optimizers by name, and the check for those that several workers cannot use: they store weights or averages.
+"""Optimizers by name, and the checks for those that several workers, or tables by rows, cannot use.
 
-After each exchange a worker takes over the center's weights. An optimizer that has stored weights continues from those,
-and pulls every later step back to the worker's old weights.
+After each exchange a worker takes over the center's weights. An optimizer that has stored weights or averages continues
+from those, and pulls every later step back to the worker's old weights.
 """
 
 from __future__ import annotations
@@ -168,3 +168,55 @@ def _state(optimizer: Any) -> list[tuple[str, np.ndarray]]:
     import keras
 
     return [(variable.name, np.array(keras.ops.convert_to_numpy(variable))) for variable in optimizer.variables]
+
+
+def reason_against_rows(optimizer: Any) -> str | None:
+    """Return why steps on the touched rows alone differ from steps on the whole table; None if they are equal.
+
+    A step must not change a row with a zero gradient, or its slots, by a single bit. The update of one element must not
+    depend on others, since the whole table has more of them.
+
+    Args:
+        optimizer: of Keras, as a model is compiled with it.
+    """
+    import keras
+
+    from distkeras.keras_model.lazy_optimizers import LAZY
+
+    if keras.config.backend() == "torch":
+        return "Keras' optimizers for PyTorch step whole tables; TensorFlow would work"
+    inner = inner_optimizer(optimizer)
+    kind = type(inner)
+    if kind not in (keras.optimizers.SGD, keras.optimizers.Adagrad, *LAZY.values()):
+        return (
+            f"{kind.__name__} may move rows that a step does not touch; LazyAdam, of `distkeras.optimizers`, would "
+            "work, and so would Adagrad and SGD without momentum"
+        )
+    reasons = {
+        "momentum moves rows after they were touched; LazyMomentum, of `distkeras.optimizers`, would work": (
+            kind is keras.optimizers.SGD and bool(inner.momentum)
+        ),
+        "weight decay moves every row": inner.weight_decay not in (None, 0),
+        "accumulated gradients are kept for every row": inner.gradient_accumulation_steps is not None,
+        "a moving average of the weights is kept for every row": inner.use_ema,
+        "the norm of a gradient is that of the whole table": bool(inner.clipnorm or inner.global_clipnorm),
+    }
+    if kind is keras.optimizers.Adagrad:
+        reasons["Adagrad divides by zero in a row without a gradient"] = divides_by_zero(inner)
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+#: The attributes that list an optimizer's slots: the variables with a number for each element of a model's variable.
+_SLOTS = ("_accumulators", "_momentums", "_velocities", "momentums")
+
+
+def slots_of(optimizer: Any, variable: Any) -> tuple[Any, ...]:
+    """Return the slots of ``variable`` in a built ``optimizer`` for rows."""
+    inner = inner_optimizer(optimizer)
+    place = inner._get_variable_index(variable)  # noqa: SLF001 - Keras has no public one
+    return tuple(slots[place] for slots in (getattr(inner, name, None) for name in _SLOTS) if slots)
+
+
+def divides_by_zero(adagrad: Any) -> bool:
+    """Return whether an Adagrad divides by zero in a row without a gradient."""
+    return bool(adagrad.initial_accumulator_value + adagrad.epsilon == 0)

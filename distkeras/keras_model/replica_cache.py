@@ -18,15 +18,13 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from distkeras.keras_model import trainable_flags
 from distkeras.keras_model.archive import read_config
-from distkeras.keras_model.compile_arguments import PackedObject
 from distkeras.keras_model.optimizers import inner_optimizer
-from distkeras.keras_model.recipe import Recipe, layer_names
+from distkeras.keras_model.recipe import PackedObject, Recipe, layer_names
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.table_replica import TableReplica
 from distkeras.keras_model.tables import RowModel
-from distkeras.keras_model.unsaved_values import VALUES
+from distkeras.keras_model.unsaved_values import VALUES, read_flags
 from distkeras.keras_model.weights_file import ELSEWHERE, WEIGHTS, with_all_weights
 
 if TYPE_CHECKING:
@@ -167,5 +165,5 @@ def _key(recipe: Recipe, model_file: bytes, model: keras.Model, rows: RowModel |
     traced = fingerprint(recipe, read_config(model_file), model)
     if traced is None:
         return traced
-    traced += repr(trainable_flags.read(model_file)).encode()
+    traced += repr(read_flags(model_file)).encode()
     return traced if rows is None else traced + repr((rows.order, rows.tables)).encode()

@@ -1,27 +1,36 @@
-"""The replica of a model with small tables, and its optimizer's slots of each row."""
+"""A worker's part of tables by rows: windows of mini-batches that name touched rows, and the replica that trains them.
+
+The ids of a window are numbers among the rows that it touches. The optimizer's slots of a row are retained from one
+window to the next that touches it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distkeras.data.batches import aligned
+from distkeras.data.batches import Batch, DataSpec, Stack, Weight, aligned, as_weight, flat_weight
+from distkeras.data.columns import ColumnArrays
+from distkeras.keras_model.archive import from_bytes
+from distkeras.keras_model.optimizers import slots_of
 from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
-from distkeras.keras_model.row_optimizers import slots_of
+from distkeras.keras_model.tables import IdSource, Lookup, RowModel
 from distkeras.keras_model.variables import assign_without_copy, numpy_value
+from distkeras.ps.errors import BadValueError
 from distkeras.ps.protocol.loop import OptimizerState
-from distkeras.ps.protocol.tables import Ids, RowIndex, grown, put_rows
+from distkeras.ps.protocol.tables import Ids, RowIndex, TableShape, grown, put_rows
 from distkeras.ps.rules.base import all_finite
+from distkeras.ps.worker.tables import Window
 
 if TYPE_CHECKING:
     import keras
 
     from distkeras.keras_model.tables import RowModel
-    from distkeras.keras_model.window_rows import RowBatch
 
 
 class RowValues:
@@ -224,3 +233,254 @@ def _fill(retained: Sequence[RowValues], content: np.ndarray) -> str:
         rows.set(ids, values)
         at = end
     return "" if at == content.nbytes else f"it must have {at} bytes of rows. Received: {content.nbytes}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBatch(Batch):
+    """A mini-batch whose ids are numbers among the rows of its window.
+
+    Attributes:
+        rows: for each table, the rows that the window touches, in the order of their numbers: the same object for all
+            mini-batches of a window.
+    """
+
+    rows: tuple[Ids, ...] = ()
+
+
+class TouchedRows(NamedTuple):
+    """The rows that a window touches, of one table.
+
+    They are numbered in the order of their first use: then the rows of one step are adjacent, and stay in a core's
+    cache.
+
+    Args:
+        touched: the rows, ascending.
+        places: the number of each of ``touched``.
+        by_number: the rows in the order of their numbers.
+    """
+
+    touched: Ids
+    places: np.ndarray
+    by_number: Ids
+
+
+class _Piece(NamedTuple):
+    """Mini-batches of a window, contiguous in memory. An input has the shape ``(batches, n, *column.shape)``."""
+
+    batches: Sequence[Batch]
+    x: ColumnArrays
+    y: ColumnArrays
+    weight: Weight
+
+
+class WindowRows:
+    """The windows of a worker: an iterator.
+
+    Inputs that the small model keeps are those of the mini-batches themselves: they are not copied.
+
+    Args:
+        batches: of the whole model, in order.
+        rows: the tables, and the model that computes their row numbers.
+        spec: the columns of the model's inputs, and how rows are cut into mini-batches.
+        window: mini-batches of a window; one that ends its epoch ends its window, too.
+        worker: for error texts.
+
+    The iteration raises:
+        BadValueError: an id is not a row of its table; no mini-batch of its window is yielded.
+    """
+
+    def __init__(
+        self, batches: Iterable[Batch], rows: RowModel, spec: DataSpec, window: int, worker: int | None = None
+    ) -> None:
+        self._batches, self._rows, self._spec, self._worker = iter(batches), rows, spec, worker
+        self._window = window
+        self._ids = _IdMaker(rows)
+
+    def __iter__(self) -> Iterator[Window]:
+        return self
+
+    def __next__(self) -> Window:
+        """Return the next window."""
+        group = [next(self._batches)]
+        while len(group) < self._window and not group[-1].last:
+            group.append(next(self._batches))
+        return self._window_of(group)
+
+    def _window_of(self, group: Sequence[Batch]) -> Window:
+        pieces = list(_pieces(group))
+        ids = [self._ids.of(piece.x) for piece in pieces]
+        touched: list[TouchedRows] = [TouchedRows(*[np.empty(0, np.int64)] * 3)] * len(self._rows.tables)
+        inputs: list[list[np.ndarray]] = [[piece.x[number] for number in self._rows.inputs] for piece in pieces]
+        for lookup in self._rows.lookups:
+            rows, local = self._looked_up(lookup, pieces, ids)
+            for number in lookup.tables:
+                touched[number] = rows
+            for arrays, own in zip(inputs, local, strict=True):
+                arrays += own
+        rows_of_tables = tuple(rows.by_number for rows in touched)
+        batches = [
+            batch
+            for piece, arrays in zip(pieces, inputs, strict=True)
+            for batch in _batches_of(piece, tuple(arrays), rows_of_tables)
+        ]
+        return Window(batches, tuple(rows.touched for rows in touched), tuple(rows.places for rows in touched))
+
+    def _looked_up(
+        self, lookup: Lookup, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
+    ) -> tuple[TouchedRows, list[list[np.ndarray]]]:
+        """Return the rows of a lookup, and for each piece and tensor the numbers of its ids' rows."""
+        own = [[arrays[source] for source in lookup.sources] for arrays in ids]
+        flat = [_whole(array).reshape(-1) for arrays in own for array in arrays]
+        if lookup.keeps_zero:
+            flat.insert(0, np.zeros(1, flat[0].dtype))
+        all_ids, shape = np.concatenate(flat), self._rows.tables[lookup.tables[0]]
+        negative = bool(all_ids.min() < 0)
+        if negative or lookup.keeps_zero or all_ids.max() >= shape.rows:
+            self._require_rows(lookup, shape, pieces, own)
+        if negative:  # Keras counts negative ids from the end
+            all_ids = np.where(all_ids < 0, all_ids + shape.rows, all_ids)
+        touched, numbers = numbered(all_ids)
+        local: list[list[np.ndarray]] = []
+        at = int(lookup.keeps_zero)
+        for arrays in own:
+            local.append([])
+            for array in arrays:
+                copy = aligned(array.shape, np.dtype(np.int32))
+                copy.reshape(-1)[...] = numbers[at : at + array.size]
+                at += array.size
+                local[-1].append(copy)
+        return touched, local
+
+    def _require_rows(
+        self, lookup: Lookup, table: TableShape, pieces: Sequence[_Piece], ids: Sequence[Sequence[np.ndarray]]
+    ) -> None:
+        """Raise BadValueError for the first id that is not a row of ``table``, or whose mask would be wrong."""
+        least = 0 if table.partial else -table.rows
+        for piece, arrays in zip(pieces, ids, strict=True):
+            for number, array in zip(lookup.sources, arrays, strict=True):
+                whole = _whole(array)
+                is_bad = (whole < least) | (whole >= table.rows)
+                if lookup.keeps_zero:  # row 0, which the whole model would not mask
+                    is_bad |= (array != 0) & ((whole == 0) | (whole == least))
+                bad = np.argwhere(is_bad)
+                if not len(bad):
+                    continue
+                place, row, *within = (int(part) for part in bad[0])
+                batch, source = piece.batches[place], self._rows.sources[number]
+                raise BadValueError(
+                    f"ids of {table.name!r} must be in [0, {table.rows}), its rows. "
+                    f"Received: {array[tuple(bad[0])]} in {self._row(batch, row)}",
+                    worker=self._worker,
+                    column=self._column(source, within, array.shape[2:]),
+                    step=batch.index,
+                )
+
+    def _row(self, batch: Batch, row: int) -> str:
+        if not self._spec.shuffle:
+            return f"row {batch.index * self._spec.batch_size + row}"
+        return f"row {row} of mini-batch {batch.index} of epoch {batch.epoch}"
+
+    def _column(self, source: IdSource, within: Sequence[int], shape: Sequence[int]) -> str:
+        columns = [self._spec.features[number] for number in source.inputs]
+        if source.output is None and columns[0].parts:
+            return columns[0].name_of(int(np.ravel_multi_index(tuple(within), tuple(shape))) if within else 0)
+        return ", ".join(column.name for column in columns)
+
+
+class _IdMaker:
+    """Computes the tensors of row numbers from a model's inputs."""
+
+    def __init__(self, rows: RowModel) -> None:
+        self._rows = rows
+        self._model: keras.Model | None = None
+        self._call: Any = None
+
+    def of(self, x: ColumnArrays) -> list[np.ndarray]:
+        """Return the row numbers of each source, ``(batches, n, *shape)``, for inputs of such a shape."""
+        computed = self._computed(x) if self._rows.ids_file else []
+        sources = self._rows.sources
+        return [x[source.inputs[0]] if source.output is None else computed[source.output] for source in sources]
+
+    def _computed(self, x: ColumnArrays) -> list[np.ndarray]:
+        if self._call is None:
+            self._call = self._compiled()
+        batches, size = x[0].shape[:2]
+        inputs = [x[number] for number in self._rows.id_inputs]
+        if self._rows.together:
+            flat = self._call(*(array.reshape(-1, *array.shape[2:]) for array in inputs))
+            return [array.reshape(batches, size, *array.shape[1:]) for array in flat]
+        results = [self._call(*(array[place] for array in inputs)) for place in range(batches)]
+        return [np.stack(arrays) for arrays in zip(*results, strict=True)]
+
+    def _compiled(self) -> Any:
+        """Return a function of the inputs that any thread may call."""
+        import keras
+
+        model = from_bytes(self._rows.ids_file, self._rows.objects)
+
+        def call(*arrays: Any) -> Any:
+            outputs = model(list(arrays) if len(arrays) > 1 else arrays[0], training=False)
+            return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+        if keras.backend.backend() != "tensorflow":
+            return lambda *arrays: [np.asarray(keras.ops.convert_to_numpy(array)) for array in call(*arrays)]
+        import tensorflow as tf
+
+        specs = [tf.TensorSpec((None, *(None for _ in tensor.shape[1:])), tensor.dtype) for tensor in model.inputs]
+        compiled = tf.function(call, input_signature=specs, autograph=False)
+        return lambda *arrays: [array.numpy() for array in compiled(*arrays)]
+
+
+def numbered(ids: np.ndarray) -> tuple[TouchedRows, np.ndarray]:
+    """Return the unique rows among ``ids``, which are not negative, and for each id the number of its row, int64."""
+    bits = max(1, ids.size - 1).bit_length()
+    if int(ids.max()) >> (63 - bits):  # an id and its place do not fit into one int64
+        rows, first, ranks = np.unique(ids, return_index=True, return_inverse=True)
+        rows = rows.astype(np.int64)
+    else:  # NumPy's `sort` is several times as fast as its `argsort`
+        keys = ids.astype(np.int64)
+        keys <<= bits
+        keys |= np.arange(ids.size)
+        keys.sort()
+        at = keys & ((1 << bits) - 1)
+        keys >>= bits
+        begins = np.concatenate([[True], keys[1:] != keys[:-1]])
+        rows, first = keys[begins], at[begins]
+        ranks = np.empty(ids.size, np.int64)
+        ranks[at] = np.cumsum(begins) - 1
+    appears = np.zeros(ids.size, np.bool_)
+    appears[first] = True
+    places = (np.cumsum(appears) - 1)[first]
+    return TouchedRows(rows, places, ids[appears].astype(np.int64)), places[ranks]
+
+
+def _whole(ids: np.ndarray) -> np.ndarray:
+    """Return ids as integers, truncated as Embedding does."""
+    return ids if ids.dtype in (np.int32, np.int64) else ids.astype(np.int64)
+
+
+def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:
+    """Yield a window's mini-batches in contiguous runs of one stack, and all others one by one."""
+    for stack, neighbors in itertools.groupby(group, key=lambda batch: batch.stack):
+        run = list(neighbors)
+        if stack is None or any(batch.place != place for place, batch in enumerate(run, run[0].place)):
+            for batch in run:
+                sides = (batch.x, batch.y, flat_weight(batch.weight))
+                x, y, weights = (tuple(array[None] for array in side) for side in sides)
+                yield _Piece([batch], x, y, as_weight(weights))
+            continue
+        span = slice(run[0].place, run[0].place + len(run))
+        sides = (stack.x, stack.y, flat_weight(stack.weight))
+        x, y, weights = (tuple(array[span] for array in side) for side in sides)
+        yield _Piece(run, x, y, as_weight(weights))
+
+
+def _batches_of(piece: _Piece, x: ColumnArrays, rows: tuple[Ids, ...]) -> Iterator[RowBatch]:
+    """Yield the mini-batches of a piece with new inputs; several lie in one stack."""
+    stack = Stack(x, piece.y, piece.weight) if len(piece.batches) > 1 else None
+    for place, batch in enumerate(piece.batches):
+        own = tuple(array[place] for array in x)
+        new = RowBatch(batch.epoch, batch.index, batch.last, own, batch.y, batch.weight, batch.checksum, rows=rows)
+        if stack is not None:
+            new.placed_in(stack, place)
+        yield new

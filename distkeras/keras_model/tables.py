@@ -30,8 +30,7 @@ from distkeras.keras_model.model_graph import (
     require_exact_ids,
     users_of,
 )
-from distkeras.keras_model.optimizers import inner_optimizer
-from distkeras.keras_model.row_optimizers import reason_against_rows
+from distkeras.keras_model.optimizers import inner_optimizer, reason_against_rows
 from distkeras.keras_model.variables import VariableOrder, is_wide, moving_statistics, trainable_variables
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape

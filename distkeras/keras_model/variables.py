@@ -1,4 +1,7 @@
-"""Keras variables as one flat float32 vector."""
+"""Keras variables as one flat float32 vector, without needless copies between NumPy and TensorFlow.
+
+Importing this module does not load TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from distkeras.data.batches import is_aligned
-from distkeras.keras_model.tensorflow import assign_float32, assign_own_float32, variable_memory
+from distkeras.data.batches import aligned, is_aligned
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.layout import Layout
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
 
 T = TypeVar("T")
+#: From this size in bytes on, a copy of a variable takes longer than another call of TensorFlow.
+_LARGE = 1 << 18
 
 
 class VariableOrder(NamedTuple):
@@ -225,3 +230,44 @@ def _is_float(variable: keras.Variable) -> bool:
     import keras
 
     return bool(keras.backend.is_float_dtype(variable.dtype))
+
+
+def assign_float32(handle: tf.Tensor, values: np.ndarray) -> None:
+    """Set the float32 variable behind ``handle`` to ``values`` of its shape, which are copied once."""
+    copy = aligned(values.shape, np.dtype(np.float32))
+    copy[...] = values
+    assign_own_float32(handle, copy)
+
+
+def assign_own_float32(handle: tf.Tensor, values: np.ndarray) -> None:
+    """Set the float32 variable behind ``handle`` to an `aligned` array of its shape, whose memory it takes over."""
+    import tensorflow as tf
+
+    if values.nbytes >= _LARGE:
+        _end_copies(handle)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=values)
+
+
+def variable_memory(handle: tf.Tensor, elements: int = 0) -> np.ndarray:
+    """Return the memory of the float32 variable behind ``handle``, to be read before the variable changes.
+
+    Args:
+        elements: the number of the variable's elements; 0: it is small.
+    """
+    import tensorflow as tf
+
+    if elements * np.dtype(np.float32).itemsize >= _LARGE:
+        _end_copies(handle)
+    return np.asarray(memoryview(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)))
+
+
+def _end_copies(handle: tf.Tensor) -> None:
+    """Make TensorFlow read and set the whole variable behind ``handle`` without a copy, until single rows are updated.
+
+    After the first update of single rows, TensorFlow copies a variable when it is read or set. If its memory is still
+    referenced at the next such update, TensorFlow makes one copy then.
+    """
+    import tensorflow as tf
+
+    if "CPU" in handle.device:
+        tf.raw_ops.DisableCopyOnRead(resource=handle)

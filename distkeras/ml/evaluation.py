@@ -18,13 +18,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.columns import described
 from distkeras.data.losses import has_own_step, kind_of
 from distkeras.data.model_columns import example
 from distkeras.data.schema import map_in_arrow, quoted, ready_columns
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 from distkeras.keras_model.compiled_steps import evaluate_batch, is_own, losses_of_outputs, model_inputs
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, headline

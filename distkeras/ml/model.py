@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from pyspark.ml import Model
 
-from distkeras.data.assembled import ASSEMBLED, assembled
 from distkeras.data.binding import entries_of, listed, names_of
 from distkeras.data.losses import kind_of, losses_of
-from distkeras.data.model_columns import data_spec
+from distkeras.data.model_columns import ASSEMBLED, assembled, data_spec
 from distkeras.data.schema import decoders
 from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive, keras_config

@@ -20,7 +20,7 @@ from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.params import COLUMN_OR_NONE, on_dataframe, param
 from distkeras.transformers.predictor import PackedModel
-from distkeras.transformers.versions import NAME, NUMBER, HeldVersion, PublishedModels
+from distkeras.transformers.serving import NAME, NUMBER, HeldVersion, PublishedModels
 
 if TYPE_CHECKING:
     import keras

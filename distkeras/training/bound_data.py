@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from distkeras.data.assembled import assembled
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.binding import listed
+from distkeras.data.column_kinds import float_dtype
 from distkeras.data.columns import Column
-from distkeras.data.dtypes import float_dtype
 from distkeras.data.label_columns import require_class_numbers
-from distkeras.data.model_columns import data_spec
+from distkeras.data.model_columns import assembled, data_spec
 from distkeras.data.ordering import partitioned
 from distkeras.data.schema import CLASS_WEIGHT, balanced, require_classes, weighted
 from distkeras.data.source import collect
-from distkeras.data.spec import DataSpec
 from distkeras.keras_model.keras_config import Settings, applied
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import TrainSettings

@@ -12,7 +12,7 @@ from distkeras.callbacks import CenterWeights
 from distkeras.data.schema import require_dataframe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.stored_rows import save_rows
-from distkeras.keras_model.window_rows import WindowRows
+from distkeras.keras_model.table_replica import WindowRows
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import NO_IDS, Ids
 from distkeras.ps.transport.driver_client import DriverClient
@@ -23,8 +23,7 @@ from distkeras.training.plan import JobPlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from distkeras.data.batches import Batch
-    from distkeras.data.spec import DataSpec
+    from distkeras.data.batches import Batch, DataSpec
 
 
 class CenterCopy:

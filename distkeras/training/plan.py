@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from distkeras.callbacks import Callback
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import user_names
-from distkeras.data.spec import DataSpec
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.stored_rows import SavedRows, load_rows

@@ -18,16 +18,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.ordering import SAVE_ROWS, RowChecksum
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
+from distkeras.keras_model.table_replica import WindowRows
 from distkeras.keras_model.tables import RowModel
-from distkeras.keras_model.window_rows import WindowRows
 from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.errors import (
     ConfigurationError,

@@ -6,8 +6,8 @@ import keras
 import pytest
 
 from distkeras.callbacks import Callback, TimeBudget, monitored_metric
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column, Part
-from distkeras.data.spec import DataSpec
 from distkeras.keras_callbacks import KerasCallbacks
 
 

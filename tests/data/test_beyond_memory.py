@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from distkeras.data.columns import Column
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
+from distkeras.data.batches import DataSpec
 
 WIDTH, RECORD, ALLOWED, TIMES = 1024, 256, 40 << 20, 10
 SPEC = DataSpec((Column("x", (WIDTH,)),), (Column("y", (), "int64"),), batch_size=64, epochs=2,

@@ -11,9 +11,9 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.schema import CLASS_WEIGHT, require_class_weight, require_classes, weighted
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError
 
 X = Column("x")

@@ -172,7 +172,7 @@ def test_floats_that_were_assembled_next_to_integers_are_bounded_as_floats() -> 
 
 def test_executor_modules_load_neither_spark_nor_keras() -> None:
     code = (
-        "import sys, distkeras.data.columns, distkeras.data.ordering, distkeras.data.source, distkeras.data.spec\n"
+        "import sys, distkeras.data.columns, distkeras.data.ordering, distkeras.data.source, distkeras.data.batches\n"
         "sys.exit(str(loaded) if (loaded := {'pyspark', 'keras', 'tensorflow'} & set(sys.modules)) else 0)"
     )
     command = [sys.executable, "-c", code]

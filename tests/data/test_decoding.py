@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column, to_numpy
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import BadValueError, ShapeError
 from distkeras.settings import TrainSettings
 

@@ -13,11 +13,11 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 from support.present import present
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.binding import names_of
+from distkeras.data.column_kinds import held_dtype
 from distkeras.data.columns import Column
-from distkeras.data.dtypes import held_dtype
 from distkeras.data.model_columns import data_spec, example
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
 FLOATS = T.ArrayType(T.FloatType())

@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column, to_numpy
 from distkeras.data.ordering import ROW_HASH, partitioned
 from distkeras.data.schema import quoted, ready_columns
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
 SPEC = DataSpec(features=(Column("x", (3,)),), labels=(Column("y", (), "int64", classes=10),), batch_size=16)

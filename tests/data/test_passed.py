@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 
 ROWS, BATCH = 400, 4
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distkeras.data.batches import Batch, aligned, is_aligned
+from distkeras.data.batches import Batch, DataSpec, aligned, is_aligned
 from distkeras.data.columns import Column, ColumnArrays
-from distkeras.data.shuffling import EpochOrder
-from distkeras.data.spec import DataSpec
+from distkeras.data.ordering import EpochOrder
 
 SPEC = DataSpec((Column("x", (2,)),), (Column("y", (), "int64"),), Column("w"), batch_size=4)
 
@@ -44,7 +43,7 @@ def require_stacks_hold(got: list[Batch]) -> None:
 @pytest.mark.parametrize(("window", "together"), [(1, 40), (8, 40), (7, 35), (41, 40)])
 def test_shuffled_batches_of_a_window_are_adjacent(monkeypatch: pytest.MonkeyPatch, window: int, together: int) -> None:
     batch_bytes = SPEC.batch_size * (8 + 8 + 4)
-    monkeypatch.setattr("distkeras.data.shuffling.GATHER_BYTES", 40 * batch_bytes)
+    monkeypatch.setattr("distkeras.data.ordering.GATHER_BYTES", 40 * batch_bytes)
     got = cut(columns(100 * SPEC.batch_size), window=window)
     assert [batch.place for batch in got] == [index % together for index in range(100)]
     for first in range(0, 100, together):

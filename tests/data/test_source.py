@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.patience import patience
 
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import (
     BadValueError,
     ColumnTypeError,
@@ -99,7 +98,7 @@ def test_every_epoch_has_every_row_once_and_every_attempt_has_the_same_batches(
     spec: DataSpec, rows: int, sizes: tuple[int, int], worker: int, block_rows: int, depth: int, data: Any
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("distkeras.data.shuffling.BLOCK_ROWS", block_rows)
+        patch.setattr("distkeras.data.ordering.BLOCK_ROWS", block_rows)
         hashes = {ROW_HASH: pa.array(np.arange(rows) * 7)}
         whole = read(records(rows, sizes[0], **hashes), spec, worker=worker, depth=depth)
 
@@ -160,7 +159,7 @@ def test_memory_and_files_return_the_same_order(tmp_path: Path) -> None:
 
 
 def test_training_starts_before_the_partition_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkeras.data.shuffling.BLOCK_ROWS", 8)
+    monkeypatch.setattr("distkeras.data.ordering.BLOCK_ROWS", 8)
     gate = threading.Event()
 
     def arrow() -> Iterator[pa.RecordBatch]:
@@ -282,7 +281,7 @@ def test_each_label_has_its_own_classes() -> None:
 
 
 def test_rows_before_a_bad_one_are_trained_on_and_the_error_shows_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkeras.data.shuffling.BLOCK_ROWS", 4)
+    monkeypatch.setattr("distkeras.data.ordering.BLOCK_ROWS", 4)
 
     def broken_input() -> Iterator[pa.RecordBatch]:
         yield from records(10)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError
 
 X, Y, Z = Column("x", (2,)), Column("y", (), "int64"), Column("z", (), "int64")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
-from distkeras.data.spec import DataSpec
 from distkeras.groups.replica import ReplicaOfGroups, weights_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of

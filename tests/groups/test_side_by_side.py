@@ -16,9 +16,9 @@ import pytest
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.ordering import ROW_HASH
-from distkeras.data.spec import DataSpec
 from distkeras.groups import side_by_side
 from distkeras.groups.replica import ReplicaOfGroups, weights_of
 from distkeras.groups.side_by_side import GroupsSideBySide, common_steps

@@ -11,8 +11,8 @@ import pytest
 from support.training.small_classifier import ROWS, batches, classifier, weights
 
 from distkeras.data.batches import Batch, Stack
+from distkeras.keras_model.compiled_steps import lent
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.tensorflow import lent
 
 
 def stacked_batches(count: int, rows: int, weighted: bool) -> list[Batch]:

@@ -14,9 +14,9 @@ from keras import layers, losses
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.model_columns import data_spec, example
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 from distkeras.groups.replica import unpacked_weights
 from distkeras.groups.side_by_side import GroupsSideBySide
 from distkeras.keras_model.archive import to_bytes

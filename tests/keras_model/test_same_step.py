@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.model_columns import example
-from distkeras.data.spec import DataSpec
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.same_step import (
@@ -21,8 +21,8 @@ from distkeras.keras_model.same_step import (
     require_same_outputs,
     require_same_step,
     require_same_values,
+    undone,
 )
-from distkeras.keras_model.undo import undone
 from distkeras.ps.errors import ConfigurationError
 
 Build = Callable[[], keras.Model]

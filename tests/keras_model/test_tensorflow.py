@@ -12,8 +12,9 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from distkeras.data.batches import Batch, aligned  # noqa: E402 - only if TensorFlow is installed
+from distkeras.keras_model.compiled_steps import lent, stacked  # noqa: E402 - only if it is installed
 from distkeras.keras_model.replica import KerasReplica  # noqa: E402 - only if TensorFlow is installed
-from distkeras.keras_model.tensorflow import assign_float32, lent, stacked, variable_memory  # noqa: E402 - only if it is installed
+from distkeras.keras_model.variables import assign_float32, variable_memory  # noqa: E402 - only if it is installed
 
 
 def address(array: np.ndarray) -> int:

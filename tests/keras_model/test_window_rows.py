@@ -28,10 +28,9 @@ from support.training.table_models import (
     two_tables,
 )
 
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.columns import Column, Part
-from distkeras.data.spec import DataSpec
-from distkeras.keras_model.window_rows import numbered
+from distkeras.keras_model.table_replica import numbered
 from distkeras.ps.errors import BadValueError
 
 if keras.backend.backend() == "torch":

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
-from distkeras.data.spec import DataSpec
 from distkeras.spark.kept_layout import Arrangement, KeptLayout
 
 #: Pairs of layouts that are drawn without `--pairs`: by default, and in the slow test.

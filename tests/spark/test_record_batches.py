@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
-from distkeras.data.spec import DataSpec
 from distkeras.spark.record_stream import ROWS_SETTING, in_sized_batches, rows_of_batch
 
 

@@ -20,8 +20,8 @@ from support.training.spark_jobs import (
 )
 
 from distkeras import Trainer
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

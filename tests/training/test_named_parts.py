@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import KerasEstimator, KerasModel, Trainer
 from distkeras.callbacks import EarlyStopping
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column, to_numpy
 from distkeras.data.ordering import partitioned
-from distkeras.data.spec import DataSpec
 from distkeras.ml.functions import register_function
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import ModelPredictor

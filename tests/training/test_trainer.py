@@ -28,9 +28,9 @@ from support.training.spark_jobs import (
 
 from distkeras import Trainer
 from distkeras.callbacks import Callback, TrainingSetup
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import ConfigurationError, DeadlineError, LocalProtocolError
 from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.rules import Rule, all_rules, make

@@ -35,8 +35,8 @@ from distkeras import (
     SingleTrainer,
     Trainer,
 )
+from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
-from distkeras.data.spec import DataSpec
 from distkeras.ps.errors import BadValueError, ConfigurationError
 
 SPARSE = "sparse_categorical_crossentropy"

@@ -19,10 +19,9 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import Trainer
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.ordering import partitioned
 from distkeras.data.source import BatchSource
-from distkeras.data.spec import DataSpec
 from support.patience import patience, until
 from support.processes import descendants
 

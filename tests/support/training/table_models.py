@@ -9,16 +9,14 @@ import keras
 import numpy as np
 from keras import layers
 
-from distkeras.data.batches import Batch, Stack
+from distkeras.data.batches import Batch, DataSpec, Stack
 from distkeras.data.columns import Column
-from distkeras.data.spec import DataSpec
 from distkeras.keras_model import archive
 from distkeras.keras_model.lazy_optimizers import LAZY
 from distkeras.keras_model.recipe import Recipe, recipe_of
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.table_replica import TableReplica
+from distkeras.keras_model.table_replica import RowBatch, TableReplica, WindowRows
 from distkeras.keras_model.tables import CutModel, cut
-from distkeras.keras_model.window_rows import RowBatch, WindowRows
 from distkeras.ps.worker.tables import Window
 
 ROWS, SIZE, WINDOW, BATCHES = 3000, 16, 3, 31
