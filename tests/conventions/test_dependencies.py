@@ -21,8 +21,8 @@ OPTIONAL = {"files.py": {"pyarrow"}, "client.py": {"cryptography"}}
 #: Modules that an executor imports before Keras' backend is chosen, or that must work where only `distkeras.ps`
 #: exists.
 LIGHT = [
-    *(f"data/{name}" for name in ("batches", "columns", "ordering", "shuffling", "source", "spec")),
-    *(f"keras_model/{name}" for name in ("archive", "compiled_steps", "recipe", "replica", "tensorflow", "variables")),
+    *(f"data/{name}" for name in ("batches", "columns", "ordering", "source")),
+    *(f"keras_model/{name}" for name in ("archive", "compiled_steps", "recipe", "replica", "variables")),
     "training/task",
 ]
 #: The transformers, predictors and evaluators of dist-keras at its own paths are made from this project's.
