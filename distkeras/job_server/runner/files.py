@@ -86,14 +86,7 @@ class JobFolder:
 
 
 class JobFiles:
-    """The folders of all jobs, in one folder that the servers of a database share.
-
-    Args:
-        root: the folder, which is created if it does not exist; other users cannot read it.
-
-    Attributes:
-        uploads: the folder of uploads that are being received, on the same disk.
-    """
+    """The folders of all jobs, in one folder that the servers of a database share and other users cannot read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -132,11 +125,7 @@ class JobFiles:
         return [JobFolder(path) for path in self.uploads.iterdir() if path.lstat().st_mtime < limit]
 
     def bind(self, database: str, is_known: Callable[[str], bool]) -> None:
-        """Bind this folder to a database, so that no other one is used with the jobs' files.
-
-        ``database`` is its name, and ``is_known`` returns whether it has a job of an id. ConfigurationError if the
-        folder belongs to another database.
-        """
+        """Bind this folder to the database of this name; ConfigurationError if it belongs to another one."""
         path, ids = self.root / "database", [folder.name for folder in self._jobs.iterdir()]
         if not path.exists() and (not ids or any(is_known(job_id) for job_id in ids)):
             draft = path.with_name(f"database.{uuid.uuid4().hex}")

@@ -166,10 +166,7 @@ def create_app(services: Services, failures: FailureLimit | None = None) -> Open
 
 
 def _require_account(services: Services, failures: FailureLimit) -> None:
-    """Identify the caller before anything else is read.
-
-    A valid token is accepted from every address, regardless of failures from the same address.
-    """
+    """Identify the caller before anything else is read; a valid token counts despite failures from its address."""
     if request.path in PUBLIC and request.method in ("GET", "HEAD"):
         return
     given = request.authorization
@@ -250,9 +247,6 @@ class HttpListener:
     Waitress receives all of a request before the application sees it, and has no deadline for a peer that sends a byte
     now and then. So only this machine may reach it directly: for others, a reverse proxy requires tokens of uploads,
     limits their number, and ends slow connections (`docs/guide/gateway.md`).
-
-    The constructor binds ``port``, or any free one for 0; ConfigurationError if it cannot. ``trusted_proxy`` is the
-    address of a proxy that forwards the caller's address and scheme.
     """
 
     def __init__(self, app: Any, host: str, port: int, *, upload_max: int, trusted_proxy: str | None = None) -> None:

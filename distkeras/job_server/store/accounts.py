@@ -165,11 +165,11 @@ class Accounts:
     def tokens(self, viewer: Account) -> list[TokenInfo]:
         """Return the viewer's tokens, or all for an administrator, the oldest first."""
         query = sa.select(TOKENS, USERS.c.name.label("user")).join(USERS).order_by(TOKENS.c.created, TOKENS.c.id)
-        return self._read(TokenInfo, query.where(_seen_by(viewer)))
+        return self._read(TokenInfo, query.where(seen_by(viewer, TOKENS)))
 
     def revoke(self, viewer: Account, token_id: str, *, alone: bool = False) -> None:
         """Revoke a token, and the tokens that it has made, and those that these have made."""
-        first = sa.select(TOKENS.c.id).where(TOKENS.c.id == token_id, _seen_by(viewer))
+        first = sa.select(TOKENS.c.id).where(TOKENS.c.id == token_id, seen_by(viewer, TOKENS))
         made = first.cte(recursive=True)
         made = made.union(sa.select(TOKENS.c.id).join(made, TOKENS.c.parent == made.c.id))
         with self._engine.begin() as connection:
@@ -208,8 +208,9 @@ class Accounts:
             return [kind.model_validate(dict(row)) for row in connection.execute(query).mappings()]
 
 
-def _seen_by(viewer: Account) -> sa.ColumnElement[bool]:
-    return sa.true() if viewer.is_admin else TOKENS.c.user_id == viewer.id
+def seen_by(viewer: Account, table: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition on the rows of ``table`` that the viewer sees: their own, or all for an administrator."""
+    return sa.true() if viewer.is_admin else table.c.user_id == viewer.id
 
 
 def _digest(secret: str) -> bytes:

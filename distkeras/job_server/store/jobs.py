@@ -25,7 +25,7 @@ from distkeras.job_server.errors import (
     refused,
 )
 from distkeras.job_server.settings import Settings
-from distkeras.job_server.store.accounts import Account
+from distkeras.job_server.store.accounts import Account, seen_by
 from distkeras.job_server.store.tables import ATTEMPTS, JOBS, USERS
 
 #: The part of a stored description that only the driver sees.
@@ -117,7 +117,7 @@ class JobStore:
 
     def get(self, viewer: Account, job_id: str) -> StoredJob:
         """Return one job; raise NotFoundError if the viewer sees no such job."""
-        for job in self._read(_JOINED.where(JOBS.c.id == job_id, _seen_by(viewer))):
+        for job in self._read(_JOINED.where(JOBS.c.id == job_id, seen_by(viewer, JOBS))):
             return job
         raise NotFoundError(f"there is no job {job_id}, or it belongs to another user")
 
@@ -136,18 +136,13 @@ class JobStore:
         before: int | None = None,
         limit: int = 100,
     ) -> list[StoredJob]:
-        """Return at most ``limit`` jobs with numbers below ``before``, the latest first, without their descriptions.
-
-        They are the viewer's, or all for an administrator, in this state, with this tag, and with this text in their
-        name or their user's name, in upper or lower case.
-        """
-        query = _LISTED.where(_seen_by(viewer))
+        """Return at most ``limit`` jobs with numbers below ``before``, the latest first, without their descriptions."""
+        query = _LISTED.where(seen_by(viewer, JOBS))
         if state is not None:
             query = query.where(JOBS.c.state == state)
         if text:
-            query = query.where(
-                sa.or_(*(name.icontains(text, autoescape=True) for name in (JOBS.c.name, USERS.c.name)))
-            )
+            named = (name.icontains(text, autoescape=True) for name in (JOBS.c.name, USERS.c.name))
+            query = query.where(sa.or_(*named))
         if tag is not None:
             query = query.where(JOBS.c.tags.contains(f" {tag} ", autoescape=True))
         if before is not None:
@@ -188,10 +183,7 @@ class JobStore:
                 raise StateError(f"job {job.id} cannot be removed: it has not ended, and is {job.state}")
 
     def claim(self, server: str) -> StoredJob | None:
-        """Claim the next waiting job for ``server``: of the user with the fewest running jobs; None if there is none.
-
-        Of two such users, the one whose last job started earlier is first.
-        """
+        """Claim the next waiting job: of the user with the fewest running jobs, then the earliest last start."""
         running = sa.func.sum(JOBS.c.state.in_(ACTIVE).cast(JOBS.c.number.type))
         waiting = sa.func.min(JOBS.c.number).filter(JOBS.c.state == JobState.QUEUED)
         turn = sa.func.coalesce(sa.func.max(JOBS.c.started), 0.0)
@@ -297,10 +289,6 @@ def _require_free_output(connection: sa.Connection, account: Account, descriptio
 def new_id() -> str:
     """Return an id for a new job."""
     return uuid.uuid4().hex
-
-
-def _seen_by(viewer: Account) -> sa.ColumnElement[bool]:
-    return sa.true() if viewer.is_admin else JOBS.c.user_id == viewer.id
 
 
 def _job_of(row: sa.Row[Any]) -> StoredJob:

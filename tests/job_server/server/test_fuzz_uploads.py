@@ -52,7 +52,8 @@ NAMES = st.one_of(
         lambda name: name.isprintable() and name.encode("utf-8", "ignore").decode() == name
     ),
 )
-BOMBS = st.integers(0, 1 << 22).map(bytes)
+#: The largest is above the floor of 1 MiB, below which any ratio is allowed.
+BOMBS = st.integers(0, 1 << 21).map(bytes)
 CONFIGS = st.recursive(
     st.none()
     | st.booleans()
