@@ -513,17 +513,25 @@ class Dispatcher:
         """Wait until ``worker`` may be sent the center; return the reply's content, with the rows that it ``wants``."""
         self._require_holder(peer, center, worker, attempt)
         if not center.ready(worker):
-            gathering = bool(center.scheduler.missing())
+            self._wait_until_ready(peer, center, worker)
+        self.changed.require_running()
+        self._require_holder(peer, center, worker, attempt)
+        return center.release(worker, attempt, wants, peer.vectors.rows_of_reply(center.table_shapes, wants))
+
+    def _wait_until_ready(self, peer: Peer, center: Center, worker: int) -> None:
+        def wait(condition: Callable[[], bool], timeout: float) -> None:
             self.changed.require(
-                lambda: center.ready(worker) or self.connections.get(worker) is not peer,
-                self._deadlines.gather if gathering else self._deadlines.reply,
+                lambda: condition() or self.connections.get(worker) is not peer,
+                timeout,
                 peer.hung_up,
                 lambda: center.scheduler.describe_wait(worker),
                 worker,
             )
-        self.changed.require_running()
-        self._require_holder(peer, center, worker, attempt)
-        return center.release(worker, attempt, wants, peer.vectors.rows_of_reply(center.table_shapes, wants))
+
+        # In a resumed job, a partition that has contributed to the round waits for the others to join, and then for
+        # their commits, each of which may take a whole window.
+        wait(lambda: not center.scheduler.missing(), self._deadlines.gather)
+        wait(lambda: center.ready(worker), self._deadlines.reply)
 
     def _require_holder(self, peer: Peer, center: Center, worker: int, attempt: int) -> None:
         center.leases.held(worker, attempt)

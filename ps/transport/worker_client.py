@@ -517,7 +517,9 @@ class WorkerClient(Client):
             self.join()
         if self._group is not None:
             self._group.require_place(self)
-        return self.request(messages.Pull(*self._lease, wants), messages.CenterReply)
+        # The server may wait until all workers have joined, and then for the end of their round.
+        timeout = self.deadlines.gather + self.reply_timeout
+        return self.request(messages.Pull(*self._lease, wants), messages.CenterReply, timeout)
 
     def _delivered(self, reply: messages.CenterReply) -> Reply:
         """Return ``reply`` with its center decoded."""

@@ -1,4 +1,4 @@
-"""Messages over connections that break, of older connections, and to a server without a center."""
+"""Messages over connections that break, of older connections, and to a server without a center or all workers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,38 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience, until
-from support.ps.clocks import HandWorld
+from support.present import present
+from support.ps.clocks import HandWorld, SteppedWorld
 from support.ps.frames import some_commit
 from support.ps.running_server import Running
+from support.ps.virtual_centers import center_of, commit_of, send
 
 from distkeras.ps.center.commit_log import COMMIT
+from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import DeadlineError, DistkerasError, LeaseLostError
 from distkeras.ps.protocol.loop import CommitRecord
-from distkeras.ps.protocol.messages import Ack, CenterReply, FetchModel, Hello, Leave, ModelFile, Pull, Waiting, Welcome
+from distkeras.ps.protocol.messages import (
+    Ack,
+    CenterReply,
+    Commit,
+    FetchModel,
+    Hello,
+    Leave,
+    Message,
+    ModelFile,
+    Publish,
+    Pull,
+    Waiting,
+    Welcome,
+)
+from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.rules import make
 from distkeras.ps.server import dispatcher
+from distkeras.ps.server.job_state import PeerVectors
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
+from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 
@@ -285,3 +304,64 @@ def test_the_wait_for_a_published_center_has_a_deadline(name: str) -> None:
         with pytest.raises(DeadlineError, match="the driver to publish the center"):
             REQUESTS[name](client)
         client.close()
+
+
+class QuietPeer:
+    """A connection without bytes, which stays open."""
+
+    def __init__(self) -> None:
+        self.lease: tuple[int, int] | None = None
+        self.active_at, self.asking = 0.0, False
+        self.vectors = PeerVectors()
+
+    def hung_up(self) -> bool:
+        return False
+
+    def share(self, slots: SharedSlots | None) -> None:
+        assert slots is None
+
+
+def test_a_worker_of_a_resumed_round_waits_for_others_to_join_and_then_for_their_windows() -> None:
+    """The others may join shortly before the first deadline, and then compute for longer than is left of it."""
+    saved = center_of("averaging")
+    for worker in range(2):
+        saved.join(worker, 0)
+    saved.release(0, 0)
+    send(saved, commit_of(0, value=2.0))
+    world = SteppedWorld()
+    settings = ServerSettings(make("averaging"), workers=2, deadlines=Deadlines(gather=20.0, reply=30.0))
+    server = dispatcher.Dispatcher(settings, world=world)
+    server.answer(QuietPeer(), Publish(np.zeros(SIZE, np.float32)))
+    restore(present(server.center), capture(saved), same_attempts=False)
+    arrived, late = QuietPeer(), QuietPeer()
+
+    def join_late() -> None:
+        server.answer(late, Hello(1, 0, SIZE, 0))
+        server.answer(late, Pull(1, 0, 1))
+
+    def commit_late() -> None:
+        commit = commit_of(1, value=4.0)
+        late.vectors.allocate(Commit, commit.parts[0].dtype, SIZE)
+        server.answer(late, commit)
+
+    world.actions = {19.0: join_late, 48.0: commit_late}
+    server.answer(arrived, Hello(0, 0, SIZE, 0))
+    answer = server.answer(arrived, Pull(0, 0, 1))
+    assert isinstance(answer, CenterReply)
+    assert (answer.center.tolist(), world.now) == ([3.0] * SIZE, 48.0)
+
+
+def test_a_pull_waits_for_longer_than_its_server_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the worker would join again, and the server's error, which names the others, would not reach it."""
+    with Running(make("downpour"), size=SIZE) as running, contextlib.closing(running.client(size=SIZE)) as client:
+        client.join()
+        exchange, timeouts = client.exchange, []
+
+        def recorded(message: Message, timeout: float) -> Message:
+            timeouts.append(timeout)
+            return exchange(message, timeout)
+
+        monkeypatch.setattr(client, "exchange", recorded)
+        client.pull()
+        (timeout,) = timeouts
+        assert timeout > PATIENT.gather + PATIENT.reply

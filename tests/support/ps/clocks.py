@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from distkeras.ps.world.world import World
+from distkeras.ps.world.world import Condition, Lock, World
 
 
 class HandWorld(World):
@@ -18,6 +19,34 @@ class HandWorld(World):
 
     def monotonic(self) -> float:
         return self.now
+
+
+class SteppedWorld(HandWorld):
+    """A world of one thread: a wait for a condition takes all of its time, and `actions` happen meanwhile.
+
+    Attributes:
+        actions: when each of them happens, in seconds, and what happens; in any order.
+    """
+
+    def __init__(self) -> None:
+        self.actions: dict[float, Callable[[], object]] = {}
+
+    def condition(self, lock: Lock | None = None) -> Condition:
+        return _SteppedCondition(self, lock)
+
+
+class _SteppedCondition(threading.Condition):
+    def __init__(self, world: SteppedWorld, lock: Lock | None) -> None:
+        super().__init__(lock)  # type: ignore[arg-type]  # the system's
+        self._world = world
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None, "every wait must have a deadline"
+        world = self._world
+        world.now += timeout
+        for at in sorted(at for at in world.actions if at <= world.now):
+            world.actions.pop(at)()
+        return True
 
 
 class LateWorld(World):
