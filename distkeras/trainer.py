@@ -28,8 +28,7 @@ from distkeras.groups.replica import weights_of
 from distkeras.groups.results import GroupResults
 from distkeras.groups.store import TrainedGroup
 from distkeras.keras_model import archive
-from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
-from distkeras.keras_model.carried import require_carried
+from distkeras.keras_model.attributes import attributes_of_model, require_carried, set_attributes_of_model
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica

@@ -3,24 +3,26 @@
 A worker rebuilds objects from configurations, so a setting outside of a constructor, such as ``layer.factor = 0.1``,
 would be the class's own again. The attributes of each object are compared with those of its rebuilt copy, and plain
 values that differ are set on every copy: no list of such settings is needed. Other values, such as functions, do not
-travel; the comparison of a step finds those that matter.
+travel; the comparison of a step finds those that matter. A setting of Keras' own objects that is lost although it has
+an effect, such as a regularizer that was set later, is an error that names it.
 """
 
 from __future__ import annotations
 
 import base64
+import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.keras_model.carried import ABSENT, is_history, is_object
 from distkeras.keras_model.unsaved_values import named_layers
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import keras
+
 
 Attributes = Sequence[Sequence[Any]]
 """JSON-ready: for each attribute the steps from the root to its owner, its name, and its encoded value."""
@@ -78,15 +80,15 @@ def _differences(given: Any, rebuilt: Any, steps: list[Any], seen: set[int]) -> 
     """Yield owner, name and encoded value of each plain attribute of objects that a copy lacks."""
     if given is rebuilt or id(given) in seen:
         return
-    if is_object(given) and type(given) is type(rebuilt):
+    if _is_object(given) and type(given) is type(rebuilt):
         seen.add(id(given))
         for name, value in list(vars(given).items()):
-            if not isinstance(name, str) or is_history(name):
+            if not isinstance(name, str) or _is_history(name):
                 continue
-            copy = vars(rebuilt).get(name, getattr(type(rebuilt), name, ABSENT))
+            copy = vars(rebuilt).get(name, getattr(type(rebuilt), name, _ABSENT))
             if not _is_plain(value):
                 yield from _differences(value, copy, [*steps, name], seen)
-            elif (copy is ABSENT or _is_plain(copy)) and not _is_same(value, copy):
+            elif (copy is _ABSENT or _is_plain(copy)) and not _is_same(value, copy):
                 yield steps, name, _encoded(value)
     else:
         for step, part, copy in _parts(given, rebuilt):
@@ -112,7 +114,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    if other is ABSENT:
+    if other is _ABSENT:
         return False
     one, other = _encoded(one), _encoded(other)
     return bool(repr(one) == repr(other))
@@ -153,3 +155,185 @@ def _decoded(value: Any) -> Any:
     array = np.frombuffer(base64.b64decode(value["data"]), np.dtype(str(value["dtype"])))
     array = array.reshape([int(extent) for extent in value["shape"]]).copy()
     return array if kind == "ndarray" else array[()]
+
+
+#: Attributes that record an object's history or its place in a model, not its behavior.
+_HISTORY = {
+    "built", "_built", "_called", "_tracker", "_tracked", "_lock", "_path", "_parent_path", "_name", "name",
+    "_build_shapes_dict", "_losses", "_loss_ids", "_losses_override", "_metrics", "_seed_generators", "_layers",
+    "_trainable_variables", "_non_trainable_variables", "_variables", "_inbound_nodes", "_outbound_nodes",
+    "_input_spec", "_auto_config", "_saved_model_inputs_spec", "_saved_model_arg_spec", "_call_signature",
+    "_value", "_initializer", "_unique_id", "_functional", "_operations", "_layers_paths", "_nodes",
+    "_trainable_variables_indices", "_exclude_from_weight_decay_cache",
+    "_exclude_from_weight_decay",  # identities of variables, which a recipe numbers "_distribution_strategy",
+    "_initial_seed",
+    "training",  # the mode of PyTorch's modules in their last call
+    "seed", "history", "stop_training", "train_function", "test_function", "predict_function", "_jit_compile",
+    "optimizer",
+    "loss", "compiled", "_compile_loss", "_compile_metrics", "_loss_tracker", "_compile_config", "_initial_epoch",
+    "_eval_epoch_iterator", "_compiled_trainable_state", "steps_per_execution", "unrolled_steps_per_execution",
+    "_run_eagerly", "_compute_loss_has_training_arg", "_distribute_strategy", "_self_setattr_tracking",
+}  # fmt: skip
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, re.Pattern, np.generic)
+#: A value that is absent.
+_ABSENT = object()
+
+
+def _is_history(name: str) -> bool:
+    """Return whether an attribute records an object's history or its place in a model, by its name."""
+    return name in _HISTORY or name.startswith("_self_")
+
+
+def lost_from_model(given: keras.Model, rebuilt: keras.Model) -> str | None:
+    """Describe the first setting of the user's model that the one from its archive lacks; None if there is none."""
+    seen: set[int] = set()
+    layers = zip(given._flatten_layers(), rebuilt._flatten_layers(), strict=False)  # noqa: SLF001 - there is no public list
+    for layer, copy in layers:
+        for text in _lost(layer, copy, f"layer {layer.name!r}" if layer is not given else "the model", seen):
+            return text
+    for variable, copy in zip(given.weights, rebuilt.weights, strict=False):
+        for text in _lost(variable, copy, f"variable {variable.path!r}", seen):
+            return text
+    return None
+
+
+def lost(given: Any, rebuilt: Any) -> str | None:
+    """Describe the first setting of an argument of ``compile`` that its rebuilt copy lacks; None if there is none."""
+    return next(_lost(given, rebuilt, "", set()), None)
+
+
+def _lost(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterator[str]:
+    """Yield differences of plain values, containers of them, and Keras objects' attributes; skip all others."""
+    if given is rebuilt:
+        return
+    if _is_object(given) and _is_object(rebuilt) and type(given) is type(rebuilt):
+        if id(given) not in seen:
+            seen.add(id(given))
+            yield from _lost_attributes(given, rebuilt, where, seen)
+    elif isinstance(given, Mapping) and isinstance(rebuilt, Mapping):
+        for key in (key for key in given if isinstance(key, str)):
+            yield from _lost(given[key], rebuilt.get(key, _ABSENT), f"{where}[{key!r}]", seen)
+    elif _is_list(given) and _is_list(rebuilt) and len(given) == len(rebuilt):
+        for place, (part, copy) in enumerate(zip(given, rebuilt, strict=True)):
+            yield from _lost(part, copy, f"{where}[{place}]", seen)
+    elif _is_lost(given, rebuilt):
+        yield _difference(given, rebuilt, where)
+
+
+def _is_lost(given: Any, rebuilt: Any) -> bool:
+    if not (_is_known(given) and _is_known(rebuilt)) or _is_equal(given, rebuilt):
+        return False
+    return rebuilt is not _ABSENT or not (_is_state(given) or not given)
+
+
+def _difference(given: Any, rebuilt: Any, where: str) -> str:
+    copy = "nothing" if rebuilt is _ABSENT else _shown(rebuilt)
+    return f"{where or 'it'} is {_shown(given)}, and {copy} once it is rebuilt"
+
+
+def _lost_attributes(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterator[str]:
+    attributes = vars(rebuilt)
+    for name, value in list(vars(given).items()):
+        if not isinstance(name, str) or _is_history(name):
+            continue
+        if name == "_trainable" and not _has_own_variables(given):
+            continue  # the inner layers are compared themselves
+        path = f"{where}.{name}".lstrip(".")
+        if name not in attributes and inspect.isroutine(value) and hasattr(type(given), name):
+            yield _difference(value, "the class's own", path)
+        elif _is_setting(given, name):
+            yield from _lost(value, attributes.get(name, _ABSENT), path, seen)
+
+
+def _is_setting(owner: Any, name: str) -> bool:
+    """Return whether an attribute may be a setting: in a user's class, only if a constructor has such an argument."""
+    kind = type(owner)
+    if kind.__module__.partition(".")[0] == "keras":
+        return True
+    arguments = {name for part in kind.__mro__ if "__init__" in vars(part) for name in _parameters(part)}
+    return name in arguments or name.lstrip("_") in arguments
+
+
+def _parameters(kind: type) -> Sequence[str]:
+    try:
+        return list(inspect.signature(kind.__init__).parameters)  # type: ignore[misc]  # inspected, not called
+    except (TypeError, ValueError):
+        return []
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value is one of Keras' objects that settings are attributes of."""
+    import keras
+
+    kinds: tuple[type, ...] = (
+        keras.Layer, keras.Variable, keras.Loss, keras.Metric, keras.optimizers.Optimizer, keras.Regularizer,
+        keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
+        keras.quantizers.Quantizer,
+    )  # fmt: skip
+    if hasattr(keras.optimizers, "OptimizerMap"):  # missing in the oldest supported Keras
+        kinds = (*kinds, keras.optimizers.OptimizerMap)
+    return isinstance(value, kinds)
+
+
+def _has_own_variables(layer: Any) -> bool:
+    import keras
+
+    if not isinstance(layer, keras.Layer):
+        return True
+    return bool(layer._trainable_variables or layer._non_trainable_variables)  # noqa: SLF001 - the public lists include inner layers
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is a variable or a list of them, which an object creates when it is first used.
+
+    An optimizer may have None in the place of a weight for which it has no state.
+    """
+    import keras
+
+    if _is_list(value):
+        parts = [part for part in value if part is not None]
+        return bool(parts or not value) and all(map(_is_state, parts))
+    return isinstance(value, keras.Variable)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_known(value: Any) -> bool:
+    if value is _ABSENT or isinstance(value, (*_PLAIN, np.ndarray)) or _is_object(value):
+        return True
+    return isinstance(value, list | tuple | Set) and all(map(_is_known, value))
+
+
+def _is_equal(given: Any, rebuilt: Any) -> bool:
+    if _is_object(given) or _is_object(rebuilt):
+        return False  # their classes differ
+    if isinstance(given, np.ndarray) or isinstance(rebuilt, np.ndarray):
+        return np.array_equal(given, rebuilt)
+    if isinstance(given, list | tuple | Set) and isinstance(rebuilt, list | tuple | Set):
+        return len(given) == len(rebuilt) and (given == rebuilt or list(given) == list(rebuilt))
+    return bool(given == rebuilt) or (given != given and rebuilt != rebuilt)  # a NaN
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, _PLAIN) else f"{type(value).__name__} {value!r}"
+    return text if len(text) < 200 else text[:200] + "…"
+
+
+def require_carried(given: keras.Model, rebuilt: keras.Model) -> None:
+    """Raise ConfigurationError if workers cannot train the model, or would lose a setting when they rebuild it."""
+    layers = given._flatten_layers()  # noqa: SLF001 - there is no public list
+    stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
+    if stateful and any(tensor.shape[0] not in (None, 1) for tensor in given.inputs or ()):
+        raise ConfigurationError(
+            "`model` must not have stateful layers: the last mini-batch of an epoch may have fewer rows, and rows have "
+            f"an order of their own in each epoch. Use stateful=False. Received: model={given.name!r} with {stateful}"
+        )
+    lost_properties = lost_from_model(given, rebuilt)
+    if lost_properties is not None:
+        raise ConfigurationError(
+            "`model` must be described by its configuration and its weights, from which workers rebuild it: "
+            "set what follows by arguments of the layer, or in `get_config`. "
+            f"Received: model={given.name!r}, of which {lost_properties}"
+        )

@@ -29,8 +29,7 @@ from distkeras.keras_model.archive import (
     running_backend,
     trusted_code,
 )
-from distkeras.keras_model.attributes import Attributes, attributes_of, set_attributes, set_attributes_of_model
-from distkeras.keras_model.carried import lost
+from distkeras.keras_model.attributes import Attributes, attributes_of, lost, set_attributes, set_attributes_of_model
 from distkeras.keras_model.keras_config import Settings, applied, settings_now, use
 from distkeras.keras_model.optimizers import UNDECAYED, inner_optimizer, optimizer_of
 from distkeras.ps.errors import ConfigurationError, headline

@@ -12,7 +12,7 @@ from keras import layers
 
 from distkeras import Trainer
 from distkeras.keras_model import archive
-from distkeras.keras_model.carried import lost
+from distkeras.keras_model.attributes import lost
 from distkeras.keras_model.optimizers import require_independent
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ps.errors import ConfigurationError

@@ -11,7 +11,7 @@ from keras import layers
 from support.training.small_classifier import mini
 
 from distkeras.keras_model.archive import from_bytes, to_bytes, with_optimizer
-from distkeras.keras_model.carried import lost_from_model
+from distkeras.keras_model.attributes import lost_from_model
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 
