@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 RULE = "agn"
 METRICS = ("loss", "accuracy")
 #: The ``steps_per_execution`` that are tried; Keras on PyTorch refuses any but 1, and on JAX it unrolls the steps, so
-#: that convolutions take minutes to compile.
-EXECUTIONS = {"S": (1, 10, 50), "M": (1, 10, 50), "C": (1, 10)}
+#: that large models and convolutions take minutes to compile.
+EXECUTIONS = {"S": (1, 10, 50), "M": (1, 10), "C": (1, 10)}
 #: Threads of a process on processors.
 _THREADS = 4
 

@@ -165,7 +165,8 @@ _HISTORY = {
     "_input_spec", "_auto_config", "_saved_model_inputs_spec", "_saved_model_arg_spec", "_call_signature",
     "_value", "_initializer", "_unique_id", "_functional", "_operations", "_layers_paths", "_nodes",
     "_trainable_variables_indices", "_exclude_from_weight_decay_cache",
-    "_exclude_from_weight_decay",  # identities of variables, which a recipe numbers "_distribution_strategy",
+    "_exclude_from_weight_decay",  # identities of variables, which a recipe numbers
+    "_distribution_strategy",
     "_initial_seed",
     "training",  # the mode of PyTorch's modules in their last call
     "seed", "history", "stop_training", "train_function", "test_function", "predict_function", "_jit_compile",
