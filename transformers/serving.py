@@ -404,14 +404,17 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
 
 def _texts(values: pa.Array, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
     """Return texts as an array of numpy's own text type, one for each row, in the input's shape."""
-    texts = values.to_pylist()
-    if column.decode is not None:
-        texts = list(map(column.decode, texts))
-    wrong = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
-    if wrong is not None:
-        text = f"values must be texts. Received: {texts[wrong]!r} in row {first_row + wrong}"
-        with message_first():
-            raise BadValueError(text, worker=worker, column=column.name)
+    texts = []
+    for row, value in enumerate(values.to_pylist()):
+        try:
+            text = value if value is None or column.decode is None else column.decode(value)
+        except Exception as error:  # noqa: BLE001 - every error of the caller's function gets its row
+            text = error
+        if not isinstance(text, str):
+            received = f"values must be texts. Received: {text!r} in row {first_row + row}"
+            with message_first():
+                raise BadValueError(received, worker=worker, column=column.name)
+        texts.append(text)
     return np.array(texts, str).reshape(len(texts), *column.shape)
 
 

@@ -13,10 +13,11 @@ import gc
 import importlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 #: The modules to import, in this order, before Keras, which a cluster may lack.
 _MODULES = ("pandas", "pyarrow", "pyspark.worker", "distkeras.transformers.serving", "distkeras.training.task")
@@ -71,6 +72,18 @@ class _Absent(MetaPathFinder):
         return None
 
 
+def without_traces(worker: Callable[..., int]) -> Callable[..., int]:
+    """Return Spark's ``worker``, which is silent if the JVM closes the connection before the last row, as in `show`."""
+
+    def silent(*arguments: Any) -> int:
+        try:
+            return worker(*arguments)
+        except BrokenPipeError:
+            return 1  # not to be reused
+
+    return silent
+
+
 def main() -> None:
     """Import the modules, then fork workers until Spark ends the daemon."""
     from pyspark import daemon
@@ -82,6 +95,7 @@ def main() -> None:
     with contextlib.suppress(ImportError):
         import_keras()
     gc.freeze()  # so that a worker's collection after each task skips these objects
+    daemon.worker = without_traces(daemon.worker)
     daemon.manager()
 
 

@@ -148,11 +148,11 @@ def test_the_table_with_nulls_and_words_prints_what_the_page_says(tmp_path: Path
     [
         pytest.param(ROOT / "README.md", 0.05, id="readme"),
         pytest.param(IMAGES, 0.1, id="images", marks=pytest.mark.slow),
-        pytest.param(TEXT, 0.4, id="text", marks=pytest.mark.slow),
+        pytest.param(TEXT, 0.05, id="text", marks=pytest.mark.slow),
     ],
 )
 def test_a_tutorial_prints_what_its_page_says(page: Path, tolerance: float, tmp_path: Path) -> None:
-    """Workers commit in any order, so accuracies and scores differ: most for a text of unknown words."""
+    """Workers commit in any order, so accuracies differ a little; predicted classes are 0.0 and 1.0."""
     number = re.compile(r"\d+\.\d+")
     for one, other in zip(output_of(page, tmp_path), expected_output(page), strict=True):
         assert number.sub("#", one) == number.sub("#", other)

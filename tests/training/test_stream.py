@@ -290,24 +290,26 @@ def flip(path: Path) -> None:
 
 
 def test_a_checkpoint_of_two_times_is_refused_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
-    folder, whole, after_first = (tmp_path / name for name in ("in", "whole", "after first"))
+    folder, whole, first = (tmp_path / name for name in ("in", "whole", "first"))
     folder.mkdir()
     stream = arriving(spark, folder)
     for number in range(3):
         arrive(folder, number, rows_of(number), ROWS)
         train_available(counter(rows=ROWS, num_epoch=1), stream, whole)
         if number == 0:
-            shutil.copytree(whole / "query", after_first)
-    damaged, gone, query = (tmp_path / name for name in ("damaged", "gone", "query"))
-    for copy in (damaged, gone, query):
+            shutil.copytree(whole, first)
+    damaged, gone, older, query = (tmp_path / name for name in ("damaged", "gone", "older", "query"))
+    for copy in (damaged, gone, older, query):
         shutil.copytree(whole, copy)
     flip(max((damaged / "center").glob("snapshot-*.dks")))
     shutil.rmtree(gone / "center")
-    shutil.rmtree(query / "query")
-    shutil.copytree(after_first, query / "query")
+    for changed, half in ((older, "center"), (query, "query")):
+        shutil.rmtree(changed / half)
+        shutil.copytree(first / half, changed / half)
     for checkpoint, found in (
         (damaged, r"has the rows of micro-batch 2, while Spark has recorded them"),
         (gone, r"has the rows of micro-batches 0 to 2, while Spark"),
+        (older, r"has the rows of micro-batches 1 to 2, while Spark"),
         (query, r"contain micro-batches 1 to 2, which Spark has not recorded as done"),
     ):
         # No row has arrived, so that Spark would never call the trainer.

@@ -184,8 +184,8 @@ def at_clock(job: Job, clock: int) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("ssgd", {}),
-        *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("dana_zero", "downpour", "aeasgd", "ormo")),
+        *((rule, {}) for rule in ("dana_zero", "ssgd")),
+        *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("downpour", "aeasgd", "ormo", "easgd")),
         *(pytest.param(rule, {"overlap": True}, marks=pytest.mark.slow) for rule in ("downpour", "asgd")),
         # bfloat16 represents the whole numbers up to 256 exactly.
         pytest.param("downpour", {"wire_format": "bfloat16"}, marks=pytest.mark.slow),
@@ -246,6 +246,24 @@ def test_a_running_job_ignores_a_late_snapshot_of_an_older_server(tmp_path: Path
                 job.start(worker)
             job.join()
             check_exact(job)
+
+
+def test_a_damaged_snapshot_is_skipped(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with Job(tmp_path, every=5) as job:
+        for worker in range(2):
+            job.start(worker, gradient=gated(gate, 30))
+        until(lambda: len(list(tmp_path.glob("snapshot-*.dks"))) >= 2)
+        job.kill()
+        gate.set()
+        latest = sorted(tmp_path.glob("snapshot-*.dks"))[-1]
+        content = bytearray(latest.read_bytes())
+        content[len(content) // 2] ^= 1
+        latest.write_bytes(content)
+        job.revive()
+        assert present(job.process.resumed).clock < int(latest.stem.split("-")[-1])
+        job.join()
+        check_exact(job)
 
 
 def test_a_worker_ends_once_a_snapshot_covers_its_last_commit(tmp_path: Path) -> None:
@@ -322,6 +340,39 @@ class TestResume:
             job.join()
             check_exact(job, epochs=2)
             assert set(job.commits()["incarnation"]) == {1, 2}
+
+    def test_a_job_with_another_number_of_workers_resumes_with_the_first_epoch_that_has_not_ended(
+        self, tmp_path: Path
+    ) -> None:
+        clock = self.interrupted(tmp_path)
+        with Job(tmp_path, workers=3, resume=True, epochs=2) as job:
+            resumed = present(job.process.resumed)
+            assert (resumed.exact, resumed.clock, resumed.epoch) == (False, clock, 1)
+            for worker in range(3):
+                job.start(worker)
+            job.join()
+            commits = job.commits()
+            assert len(commits) > clock
+            for worker in range(3):
+                new = [
+                    (epoch, batch)
+                    for epoch, first, last in commits[clock:][commits[clock:]["worker"] == worker][
+                        ["epoch", "first_batch", "last_batch"]
+                    ].tolist()
+                    for batch in range(first, last + 1)
+                ]
+                assert new == [(e, b) for e in range(1, 2) for b in range(len(VALUES))]
+
+    def test_a_resumed_job_with_more_epochs_trains_them(self, tmp_path: Path) -> None:
+        with Job(tmp_path, make("dana_zero"), eta=0.1) as job:
+            for worker in range(2):
+                job.start(worker)
+            job.join()
+        with Job(tmp_path, make("dana_zero"), eta=0.1, resume=True, epochs=2) as job:
+            for worker in range(2):
+                job.start(worker)
+            job.join()
+            check_exact(job, epochs=2)
 
     def test_a_restarted_server_trains_the_number_of_epochs_of_its_start(self, tmp_path: Path) -> None:
         """The server of the longer job dies before it saves anything, so only the shorter job's snapshots remain."""
