@@ -24,7 +24,11 @@ types=$! status=0
 # which process takes which is in tests/support/distribution.py, and that the longest begin first in tests/conftest.py. A
 # process that dies ends the run, and the test that it died in has failed. SlipCover measures the coverage of the installed
 # package at a small part of a tracer's cost; -P keeps this folder's link of the same name out of the path.
-"$venv/bin/python" -P -m slipcover --source "$home" -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder \
-  --max-worker-restart=0 --durations=25 "$@" || status=$?
+coverage=$venv/coverage.txt
+rm -f "$coverage"
+"$venv/bin/python" -P -m slipcover --out "$coverage" --source "$home" -m pytest --numprocesses=4 --dist=loadfile \
+  --no-loadscope-reorder --max-worker-restart=0 --durations=25 "$@" || status=$?
+# The table stays in its file, so that the tests that failed are the last lines of a log.
+[[ -s $coverage ]] && echo "Lines, missed, percent: $(tail -n 1 "$coverage" | cut -d ' ' -f 2-); each module: $coverage"
 wait "$types" || status=$?
 exit "$status"
