@@ -351,10 +351,15 @@ class Snapshot:
         self._seen: dict[int, Any] = {}  # holds the objects, so that no identity is used again
         pending: list[Any] = list(roots)
         while pending:
-            value = _unwrapped(pending.pop())
+            found = pending.pop()
+            value = _unwrapped(found)
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 pending.extend(self._recorded(value))
+                if value is not found:
+                    # What TensorFlow knows of the container: it refuses to export one that was changed without it.
+                    self._attributes.append((found, dict(vars(found))))
+                    pending.extend(vars(found).values())
         self._random = random.getstate(), np.random.get_state()
 
     def _recorded(self, value: Any) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -170,6 +171,16 @@ def test_a_users_fit_continues_as_if_nothing_had_been() -> None:
             assert model.optimizer is optimizer
         losses.append(model.fit(x, y, batch_size=8, shuffle=False, epochs=2, verbose=0).history)
     assert losses[0] == losses[1]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow tracks the optimizer's lists")
+def test_a_users_model_can_be_exported_before_and_after_its_next_fit(tmp_path: Path) -> None:
+    model = sequential(keras.layers.Dense(2))
+    model.compile("adam", "mse")
+    compare(model)
+    model.export(tmp_path / "compared", verbose=False)
+    model.fit(np.zeros((4, 3)), np.zeros((4, 2)), verbose=0)
+    model.export(tmp_path / "trained", verbose=False)
 
 
 def test_a_step_that_raises_is_undone_and_not_a_difference(caplog: pytest.LogCaptureFixture) -> None:
