@@ -1,13 +1,17 @@
 """The folder of a job that trains a model for each group: its owner, its manifest, and the trained groups as Parquet.
 
 Spark writes and reads the trained groups, as the rows of a table. Each run of the job writes to a folder of its own,
-and its tasks commit one file each, when they end. The manifest names the files that count; no file is ever changed or
-deleted, so a driver that has lost the folder to another one harms neither result. In the folder are::
+and its tasks commit one file each, when they end. When the job has ended, its manifest names the files that count. They
+are never changed or deleted, so a driver that has lost the folder to another one harms neither result. In the folder::
 
     owner-000001-0a1b2c3d.dks   the claim of a run; the highest one owns the folder: see `ps.checkpoint.ownership`
     model-0a1b2c3d.keras        the model that each group starts from; its name has the start of its SHA-256
-    groups.json                 the manifest; the job has begun if it exists
+    groups-000001-0a1b2c3d.json the manifest of a job that has begun; the one with the highest claim counts
+    groups.json                 the manifest of the job once it has ended; then it counts
     run-000001-0a1b2c3d/        the files of that run
+
+A run may lose the folder between its last check of that and its next write. So the manifest of a job that has begun has
+a name of its own for each run: written late, it replaces neither the manifest of an ended job nor that of the owner.
 """
 
 from __future__ import annotations
@@ -52,8 +56,9 @@ RESERVED = tuple(name for name, _ in (*SHOWN, *_OWN, (HASH, "")))
 #: Bytes of a row group of a file, which is read to look up the weights of one group.
 _ROW_GROUP_BYTES = 1 << 20
 MANIFEST = "groups.json"
+_MANIFESTS = re.compile(r"groups(-\d+-[0-9a-f]{8})?\.json")
 #: Files of a run that died before it had begun its job.
-_UNFINISHED = re.compile(r"owner-.*|(model-[0-9a-f]{8}\.keras|groups\.json)(\..*)?")
+_UNFINISHED = re.compile(rf"owner-.*|(model-[0-9a-f]{{8}}\.keras|{_MANIFESTS.pattern})(\..*)?")
 
 
 @dataclass(frozen=True)
@@ -226,13 +231,19 @@ def write_whole(files: Files, name: str, data: bytes) -> None:
 def read_whole(uri: str, name: str) -> bytes | None:
     """Return the bytes of a file; None if it does not exist; raise SnapshotError if it cannot be read."""
     try:
-        try:
-            files = _files(uri, create=False)
-        except FileNotFoundError:
-            return None
-        return b"".join(files.read(name)) if name in files.names() else None
+        return b"".join(_files(uri, create=False).read(name)) if name in _names_in(uri) else None
     except OSError as error:
         raise SnapshotError(f"{name} cannot be read: {error}") from error
+
+
+def _names_in(uri: str) -> list[str]:
+    """Return the names of the files in a folder, none if it does not exist; raise SnapshotError if that fails."""
+    try:
+        return _files(uri, create=False).names()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SnapshotError(f"the folder of the groups cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -253,16 +264,18 @@ class Manifest:
     files: tuple[str, ...] | None = None
     count: int = 0
 
-    def save(self, files: Files) -> None:
+    def save(self, files: Files, name: str = MANIFEST) -> None:
         """Write the manifest, with a checksum; raise SnapshotError if that fails."""
         values = asdict(self)
         text = json.dumps({"crc": zlib.crc32(json.dumps(values, sort_keys=True).encode()), **values}, indent=1)
-        write_whole(files, MANIFEST, text.encode())
+        write_whole(files, name, text.encode())
 
     @classmethod
     def load(cls, uri: str) -> Manifest | None:
-        """Return the manifest of a folder; None if there is none; raise SnapshotError if it is damaged."""
-        data = read_whole(uri, MANIFEST)
+        """Return the manifest that counts; None if there is none; raise SnapshotError if it is damaged."""
+        found = filter(_MANIFESTS.fullmatch, _names_in(uri))
+        name = max(found, key=lambda name: (name == MANIFEST, len(name), name), default=MANIFEST)
+        data = read_whole(uri, name)
         if data is None:
             return None
         try:
@@ -273,7 +286,7 @@ class Manifest:
                 return cls(**values, files=None if names is None else tuple(names))
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
-        raise SnapshotError(f"{MANIFEST} must be as it was written. Received: another content, or another version's")
+        raise SnapshotError(f"{name} must be as it was written. Received: another content, or another version's")
 
     def stored(self, uri: str) -> StoredGroups:
         """Return the trained groups; raise ConfigurationError if the job has not ended."""
@@ -341,7 +354,7 @@ class GroupFolder:
         if saved is not None and resume:
             require_same_job(manifest.identity, saved.identity, self.uri)
             load_model_file(self.uri, saved)
-        elif saved is not None or (others := _others(files)):
+        elif saved is not None or (others := [name for name in _names_in(self.uri) if not _UNFINISHED.fullmatch(name)]):
             received = "a job" if saved is not None else f"{len(others)} files"
             needed = "an empty folder, or `resume` must be true to continue the job in it"
             raise ConfigurationError(f"`path` must be {needed}. Received: {self.uri!r} with {received}")
@@ -349,7 +362,7 @@ class GroupFolder:
         if saved is None:
             write_whole(files, model_name(manifest), model_file)
             self._ownership.require(self._names())  # a later run may have begun, or ended, the job by now
-            manifest.save(files)
+            manifest.save(files, f"groups-{self._ownership.claim}.json")
             return manifest, StoredGroups(self.uri, manifest.keys, ())
         # Listed after the claim: what an earlier run that is still alive writes from now on does not count.
         names = [name for claim in {name.claim for name in claims} for name in self.files_of(_run(claim))]
@@ -391,14 +404,6 @@ class GroupFolder:
 
 def _run(claim: Claim) -> str:
     return f"run-{claim}"
-
-
-def _others(files: Files) -> list[str]:
-    """Return the files in a folder that are not those of a run that died before it had begun its job."""
-    try:
-        return [name for name in files.names() if not _UNFINISHED.fullmatch(name)]
-    except OSError as error:
-        raise SnapshotError(f"the folder of the groups cannot be read: {error}") from error
 
 
 def copy_groups(stored: StoredGroups, uri: str) -> None:

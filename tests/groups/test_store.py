@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 from distkeras import Trainer
 from distkeras.groups.results import GroupResults, WeightsById
 from distkeras.groups.store import (
-    MANIFEST,
     GroupFolder,
     Manifest,
     StoredGroups,
@@ -38,9 +37,8 @@ def begun(uri: Path, *, resume: bool = False, manifest: Manifest = MANIFEST_OF_J
 
 def test_a_folder_that_is_not_whole_has_not_begun(tmp_path: Path) -> None:
     """A driver that dies within `begin` leaves a claim, and a model without a manifest."""
-    begun(tmp_path)
-    (tmp_path / MANIFEST).unlink()
-    (tmp_path / f"{MANIFEST}.draft").write_bytes(b"{")
+    manifest = tmp_path / f"groups-{begun(tmp_path).run.removeprefix('run-')}.json"
+    manifest.rename(f"{manifest}.draft")
     begun(tmp_path)
     assert Manifest.load(str(tmp_path)) == MANIFEST_OF_JOB
     with pytest.raises(ConfigurationError, match=r"`path` must be an empty folder, .* Received: .* with a job"):
@@ -89,7 +87,7 @@ def test_reading_makes_no_folder(tmp_path: Path, scheme: str) -> None:
 
 def test_each_change_of_a_manifest_is_noticed(tmp_path: Path) -> None:
     begun(tmp_path)
-    place = tmp_path / MANIFEST
+    (place,) = tmp_path.glob("groups-*.json")
     sound = place.read_bytes()
     with pytest.raises(ConfigurationError, match="must hold the models of a finished job"):
         MANIFEST_OF_JOB.stored(str(tmp_path))
@@ -99,7 +97,7 @@ def test_each_change_of_a_manifest_is_noticed(tmp_path: Path) -> None:
             assert Manifest.load(str(tmp_path)) == MANIFEST_OF_JOB, offset
     for damaged in (b"", b"[]", json.dumps({"identity": {}}).encode()):
         place.write_bytes(damaged)
-        with pytest.raises(SnapshotError, match=r"groups.json must be as it was written"):
+        with pytest.raises(SnapshotError, match=rf"{place.name} must be as it was written"):
             Manifest.load(str(tmp_path))
 
 
