@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from support.sources import PACKAGE, name_of, sources, tree_of
 
-ROOT = Path(__file__).parents[2]
 #: Methods that run before any other code has the object.
 BUILDING = ("__init__", "__new__", "__post_init__")
-
-
-def sources() -> dict[str, ast.Module]:
-    """Return every Python file of package and scripts; the links in ``distkeras/`` are not followed."""
-    return {
-        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for folder in ("distkeras", "ps", "transformers", "benchmarks", "scripts")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        if not path.relative_to(ROOT).as_posix().startswith(("distkeras/ps/", "distkeras/transformers/"))
-    }
 
 
 def assigned(method: ast.AST) -> dict[str, int]:
@@ -69,7 +58,8 @@ def late(trees: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def test_every_attribute_is_assigned_by_the_constructor() -> None:
-    found = list(late(sources()))
+    trees = {name_of(path): tree_of(path) for path in sources(*PACKAGE, "benchmarks", "scripts")}
+    found = list(late(trees))
     assert not found, "\n".join(found)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from support.sources import PACKAGE, ROOT, name_of, sources, tree_of
 
 #: Calls that wait, with the position of their timeout argument; that of `acquire` follows `blocking`.
 WAITS = {"wait": 0, "join": 0, "acquire": 1, "get": 1, "result": 0, "exception": 0, "wait_for": 1}
@@ -31,15 +29,6 @@ ALLOWED = {
 #: The module that uses sockets and gives each call the rest of a deadline.
 STREAMS = "ps/world/streams.py"
 CHANNEL = "ps/transport/client.py"
-
-
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for folder in ("ps", "distkeras", "transformers"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if not path.is_relative_to(ROOT / "distkeras/ps") and not path.is_relative_to(
-                ROOT / "distkeras/transformers"
-            ):
-                yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
 
 
 def waits_for_ever(tree: ast.AST, *, sockets_have_deadlines: bool = False) -> Iterator[str]:
@@ -92,9 +81,9 @@ def _has_timeout(node: ast.Call, called: str) -> bool:
 
 def test_every_wait_has_a_deadline() -> None:
     found = {
-        f"{path}: {call}"
-        for path, tree in sources()
-        for call in waits_for_ever(tree, sockets_have_deadlines=path == STREAMS)
+        f"{name_of(path)}: {call}"
+        for path in sources(*PACKAGE)
+        for call in waits_for_ever(tree_of(path), sockets_have_deadlines=name_of(path) == STREAMS)
     }
     assert found == set(ALLOWED)
 
@@ -103,7 +92,7 @@ def test_a_channel_passes_the_rest_of_the_deadline_to_each_call_of_its_socket() 
     """Only this module calls the classes that wrap a socket, and it sets the timeout, or the kernel's, before each
     call.
     """
-    tree, streams = (ast.parse((ROOT / name).read_text()) for name in (CHANNEL, STREAMS))
+    tree, streams = (tree_of(ROOT / name) for name in (CHANNEL, STREAMS))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     piped = [ast.unparse(call) for call in calls if ast.unparse(call.func) in ("self.stream.read", "self.stream.write")]
     assert len(piped) == 2

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from support.present import present
+from support.sources import PACKAGE, ROOT, name_of, sources, tree_of
 
-ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-PACKAGE = ("distkeras", "ps", "transformers")
 #: Distributions whose module has another name.
 MODULES = {
     "mkdocs-material": "material",
@@ -47,11 +46,9 @@ def declared(*extras: str) -> set[str]:
 
 def imported(folder: str) -> Iterator[tuple[str, str]]:
     """Yield the top-level names that ``folder`` imports, at any depth of the code, with their places."""
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        if "ps" in path.relative_to(ROOT).parts[1:2] and folder == "distkeras":
-            continue  # This is the link of a checkout.
-        name = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in sources(folder):
+        name = name_of(path)
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 yield from ((alias.name.split(".")[0], f"{name}:{node.lineno}") for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module is not None:

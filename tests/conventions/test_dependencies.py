@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sources import tree_of
 
 ROOT = Path(__file__).parents[2]
 PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
@@ -82,7 +83,7 @@ def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
                 for handler in getattr(node, "handlers", []):
                     yield from walk(handler.body)
 
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     return (*walk(tree.body), *(imported_by_call(tree) if everywhere else ()))
 
 

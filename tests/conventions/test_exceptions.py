@@ -6,21 +6,12 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from support.sources import PACKAGE, name_of, sources, text_of
 
-ROOT = Path(__file__).parents[2]
 #: Both kinds of exceptions, in a comment; after the codes, a dash or another comment with words is expected.
 EXCEPTION = re.compile(r"#\s*(?:noqa|type:\s*ignore)(?P<codes>: ?[A-Z\d, ]+|\[[\w, -]+\])?(?P<rest>.*)")
-
-
-def sources() -> Iterator[Path]:
-    """Return every Python file; the links in ``distkeras/`` are not followed."""
-    for folder in ("distkeras", "ps", "transformers", "benchmarks", "docs", "notebooks", "scripts", "tests"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if not path.relative_to(ROOT).as_posix().startswith(("distkeras/ps/", "distkeras/transformers/")):
-                yield path
 
 
 def unexplained(text: str) -> Iterator[int]:
@@ -34,11 +25,8 @@ def unexplained(text: str) -> Iterator[int]:
 
 
 def test_every_exception_has_a_reason() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in sources()
-        for line in unexplained(path.read_text(encoding="utf-8"))
-    ]
+    paths = sources(*PACKAGE, "benchmarks", "docs", "notebooks", "scripts", "tests")
+    found = [f"{name_of(path)}:{line}" for path in paths for line in unexplained(text_of(path))]
     assert not found, "\n".join(found)
 
 

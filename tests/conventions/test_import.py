@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.patience import patience
+from support.programs import output_of
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("pyspark", "keras", "tensorflow", "jax", "torch", "pandas", "pyarrow", "matplotlib")
@@ -17,9 +18,7 @@ HEAVY = ("pyspark", "keras", "tensorflow", "jax", "torch", "pandas", "pyarrow", 
 def loaded(statement: str) -> set[str]:
     """Return those modules of `HEAVY` that are loaded after ``statement``."""
     code = f"import json, sys\n{statement}\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=True)
-    return set(json.loads(done.stdout))
+    return set(json.loads(output_of("-c", code)))
 
 
 @pytest.mark.parametrize(

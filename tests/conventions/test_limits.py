@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.sources import tree_of
 
 TESTS = Path(__file__).parents[1]
 #: Calls whose only argument is a limit.
@@ -36,7 +37,7 @@ def test_every_limit_scales_with_the_speed_of_the_machine() -> None:
         name = path.relative_to(TESTS).as_posix()
         if path.relative_to(TESTS).parts[0] in PROGRAMS:
             continue
-        if name not in EXEMPT and (calls := list(fixed_limits(ast.parse(path.read_text(encoding="utf-8"))))):
+        if name not in EXEMPT and (calls := list(fixed_limits(tree_of(path)))):
             found[name] = calls
     assert not found
 

@@ -31,10 +31,7 @@ def shows_secret(text: str) -> bool:
 
 @pytest.fixture
 def channel() -> Iterator[Channel]:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as sock,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
         yield Channel(TcpStream(sock), Connection(server=False, key=KEY), frame=1)
 
 

@@ -5,24 +5,12 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 from support.present import present
+from support.sources import OTHERS, PACKAGE, name_of, sources, text_of, tree_of
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ("distkeras", "ps", "transformers")
-OTHERS = ("benchmarks", "docs/docsite", "notebooks", "scripts", "tests")
 MODULE_LINES = 800
 FUNCTION_LINES = 60
-
-
-def sources(*folders: str) -> Iterator[tuple[str, str]]:
-    """Return path and text of every Python file; the links in ``distkeras/`` are not followed."""
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if not name.startswith(("distkeras/ps/", "distkeras/transformers/")):
-                yield name, path.read_text(encoding="utf-8")
 
 
 def lines_of(node: ast.stmt) -> int:
@@ -40,7 +28,7 @@ def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFuncti
 
 
 def test_every_module_is_short() -> None:
-    lengths = {name: text.count("\n") for name, text in sources(*PACKAGE, *OTHERS)}
+    lengths = {name_of(path): text_of(path).count("\n") for path in sources(*PACKAGE, *OTHERS)}
     assert len(lengths) > 200
     too_long = [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MODULE_LINES]
     assert not too_long, "\n".join(too_long)
@@ -49,13 +37,13 @@ def test_every_module_is_short() -> None:
 def test_every_function_is_short() -> None:
     """Many arguments do not count if the `def` has a ``# noqa: PLR0913``, as the reason there explains them."""
     too_long = []
-    for name, text in sources(*PACKAGE, *OTHERS):
-        rows = text.split("\n")
-        for node, lines in functions(ast.parse(text)):
+    for path in sources(*PACKAGE, *OTHERS):
+        rows = text_of(path).split("\n")
+        for node, lines in functions(tree_of(path)):
             if "noqa: PLR0913" in rows[node.lineno - 1]:
                 lines -= node.body[0].lineno - node.lineno
             if lines > FUNCTION_LINES:
-                too_long.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
+                too_long.append(f"{name_of(path)}:{node.lineno} {node.name}: {lines} lines")
     assert not too_long, "\n".join(too_long)
 
 
@@ -64,12 +52,12 @@ def test_no_two_classes_of_the_package_have_the_same_name() -> None:
     too.
     """
     homes = defaultdict(list)
-    for name, text in sources(*PACKAGE):
-        if name.startswith(("distkeras/trainers.py", "distkeras/compat/")):
+    for path in sources(*PACKAGE):
+        if name_of(path).startswith(("distkeras/trainers.py", "distkeras/compat/")):
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
-                homes[node.name].append(name)
+                homes[node.name].append(name_of(path))
     shared = [f"{name}: {', '.join(found)}" for name, found in homes.items() if len(found) > 1]
     assert not shared, "\n".join(shared)
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from support.sources import ROOT, text_of, tree_of
 
 #: The words that are not used, as regular expressions, and their replacements.
 WORDS = {
@@ -46,11 +45,7 @@ WORDS = {
 }
 
 #: All pages, including their generated parts, whose words are in `scripts/`.
-DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 #: Packages whose docstrings, comments, messages and names of tests are searched.
 PACKAGES = ("benchmarks", "distkeras", "docs/docsite", "notebooks", "ps", "scripts", "tests", "transformers")
@@ -74,12 +69,12 @@ def unused_words(text: str) -> Iterator[tuple[int, str, str]]:
             yield text.count("\n", 0, found.start()) + 1, found[0], instead
 
 
-def prose(source: str) -> Iterator[tuple[int, str]]:
+def prose(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the first line and the text of every docstring, message and comment of a module, and each test's name.
 
     A string without white space is a key or a name, and is skipped. Each piece of a formatted string is searched.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
             yield node.lineno, node.value
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -114,7 +109,7 @@ def test_docstrings_comments_and_messages_are_in_plain_words(package: str) -> No
     found = [
         line
         for path in paths
-        for first_line, text in prose(path.read_text(encoding="utf-8"))
+        for first_line, text in prose(text_of(path), tree_of(path))
         for line in report(path, first_line, text)
     ]
     assert not found, "\n".join(found)
@@ -137,7 +132,7 @@ def test_unused_words_are_found(text: str, words: list[tuple[int, str]]) -> None
 def test_docstrings_comments_messages_and_test_names_are_searched() -> None:
     source = '"""A module."""\nkey = "told"\nraise ValueError(f"worker {key} was told {key} told")\n# told\n'
     source += "def test_told(): told\ndef told(): ...\n"
-    assert [(line, text.strip()) for line, text in prose(source)] == [
+    assert [(line, text.strip()) for line, text in prose(source, ast.parse(source))] == [
         (5, "test told"),
         (1, "A module."),
         (3, "worker"),

@@ -1,0 +1,35 @@
+"""The Python sources of the repository, which a process reads and parses once."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ("distkeras", "ps", "transformers")
+OTHERS = ("benchmarks", "docs/docsite", "notebooks", "scripts", "tests")
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    """Yield every Python file of these folders; the links in ``distkeras/`` are not followed."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not name_of(path).startswith(("distkeras/ps/", "distkeras/transformers/")):
+                yield path
+
+
+def name_of(path: Path) -> str:
+    """Return the path within the repository."""
+    return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
