@@ -30,7 +30,7 @@ SOON = {
     "commits-of-members-count-one-by-one": 56,
     "a-momentum-begins-again": 24,
     "turns-begin-again": 15,
-    "vectors-of-members-take-no-turns": 0,
+    "vectors-take-no-turns": 0,
     "a-member-is-sent-half-a-vector": 0,
 }
 CYCLING = Plan(

@@ -13,29 +13,29 @@ from simulation.simulation import simulate
 RUNS, DRAWS = range(150), range(150, 1500)
 #: Planted faults with the seed of the first schedule that finds each.
 SOON = {
-    "residuals-are-not-kept": 1,
+    "residuals of a commit are lost": 1,
     "a-window-begins-when-its-worker-joins": 5,
-    "an-overlapped-commit-counts-from-the-latest-reply": 19,
-    "moving-statistics-are-averaged-by-workers": 29,
+    "an overlapped commit's staleness is its successor's": 19,
+    "moving statistics are averaged by workers": 26,
     "steps-are-not-restored": 8,
-    "momenta-of-workers-are-not-restored": 8,
+    "a worker's momentum is restored for another worker": 8,
     "who-leaves-keeps-its-momentum": 7,
-    "those-who-ended-hold-up-the-others": 22,
+    "workers that have ended delay the others": 344,
     "a-restored-ledger-lacks-its-last-commit": 8,
-    "the-end-is-sent-once": 53,
+    "a restarted server forgets that the job ends early": 5,
     "states-of-optimizers-are-not-in-snapshots": 26,
     "a-successor-is-given-another-partitions-state": 0,
     "the-first-state-is-kept": 0,
     "a-state-is-sent-once": 3,
     "a-state-is-that-of-a-later-commit": 24,
     "the-last-snapshot-names-older-states": 193,
-    "windows-follow-the-slowest": 9,
-    "a-successor-has-its-predecessors-speed": 95,
+    "windows are relative to the slowest worker": 9,
+    "a speed outlives its attempt": 95,
     "a-speed-is-measured-from-the-first-center": 1,
-    "a-speed-counts-from-the-commit-before": 1431,
+    "a-speed-counts-from-the-commit-before": 137,
     "workers-keep-the-longest-window": 23,
     "values-are-not-restored": 1,
-    "values-are-acknowledged-before-they-are-saved": 11,
+    "what the driver sets is saved later": 11,
     "values-are-taken-once": 11,
 }
 
@@ -124,14 +124,14 @@ TABLE_REQUEST = Plan(
     faults=(Fault("vanish", 34, place=1), Fault("stop at start", 9, "w1", 1.0, 1)),
 )
 NAMED = {
-    "iterations-are-not-restored": BOUNDED,
-    "one-more-than-the-bound": BOUNDED,
-    "a-rounds-moving-statistics-are-not-restored": ROUNDS,
-    "an-unfinished-round-is-not-restored": ROUNDS,
-    "a-restart-forgets-the-epochs": RAISED,
+    "bounded staleness begins with nothing after a restart": BOUNDED,
+    "one more than the bound": BOUNDED,
+    "a round's moving statistics are not restored": ROUNDS,
+    "an unfinished round is not saved": ROUNDS,
+    "a restart forgets the epochs that the start asked for": RAISED,
     "partitions-that-have-ended-stay-so": RAISED,
-    "residuals-outlive-their-steps": COARSE,
-    "questions-do-not-wait-for-the-center": TABLE_REQUEST,
+    "residuals outlive their steps": COARSE,
+    "a driver's request does not wait for the center": TABLE_REQUEST,
 }
 
 

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress
-from distkeras.ps.errors import (
-    DistkerasError,
-    LedgerError,
-    ServerLostError,
-)
+from distkeras.ps.errors import DistkerasError, LedgerError, ServerLostError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.protocol.messages import Message, Publish
@@ -92,10 +88,7 @@ class ServerAction:
     """
 
     def __init__(
-        self,
-        surroundings: Surroundings,
-        driver: Process,
-        serve: Callable[[VirtualWorld, str, int], StartReport | None],
+        self, surroundings: Surroundings, driver: Process, serve: Callable[[VirtualWorld, str, int], StartReport | None]
     ) -> None:
         self._surroundings, self._scheduler, self._driver = surroundings, surroundings.scheduler, driver
         self.serve = serve

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
-from distkeras.ps.checkpoint import store
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError
@@ -52,12 +50,6 @@ def _nothing_is_synced() -> list[Patch]:
 def _a_claim_is_tried_once() -> list[Patch]:
     """A server that finds a full disk for its claim gives up."""
     return [(SnapshotDirectory, "_retry_unreachable", lambda self, call, patience=0.0: call())]
-
-
-@mutation
-def _damage_is_not_noticed() -> list[Patch]:
-    """The server continues from a file that the disk has damaged."""
-    return [(store, "zlib", SimpleNamespace(crc32=lambda data, before=0: 0))]
 
 
 @mutation

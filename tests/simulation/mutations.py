@@ -8,9 +8,7 @@ from typing import Any
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostError
-from distkeras.ps.protocol.framing import Seal
 from distkeras.ps.server import dispatcher, job_state
-from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.job_state import LeaseConnections
 from distkeras.ps.server.process import GOODBYE
 from distkeras.ps.transport import worker_client
@@ -33,10 +31,7 @@ __all__ = ["MUTATIONS", "planted"]
 @mutation
 def _no_lease_check() -> list[Patch]:
     """A commit counts even if the worker does not have the lease."""
-    return [
-        (Leases, "held", lambda self, worker, attempt: self[worker]),
-        (LeaseConnections, "require", nothing),
-    ]
+    return [(Leases, "held", lambda self, worker, attempt: self[worker]), (LeaseConnections, "require", nothing)]
 
 
 @mutation
@@ -88,34 +83,6 @@ def _incarnation_is_ignored_at_both_ends() -> list[Patch]:
 
 
 @mutation
-def _no_heartbeats() -> list[Patch]:
-    """A worker sends nothing while it computes, so an earlier attempt may take its partition back."""
-    return [(WorkerClient, "_start_heartbeats", nothing)]
-
-
-@mutation
-def _a_later_attempt_need_not_wait() -> list[Patch]:
-    """A second attempt takes a partition over from an attempt that is still connected."""
-    join = Leases.join
-    return [(Leases, "join", lambda self, worker, attempt, expired=False: join(self, worker, attempt, expired=True))]
-
-
-@mutation
-def _publishing_is_not_tried_again() -> list[Patch]:
-    """A driver whose connection is cut while it publishes gives up."""
-
-    def enter(self: Supervisor) -> Supervisor:
-        driver = self._driver
-        try:
-            self._publish(driver)
-        except Exception as error:
-            raise ServerLostError(str(error)) from error
-        return self
-
-    return [(Supervisor, "__enter__", enter)]
-
-
-@mutation
 def _a_server_outlives_its_driver() -> list[Patch]:
     """A server does not detect that its driver is gone."""
 
@@ -126,22 +93,6 @@ def _a_server_outlives_its_driver() -> list[Patch]:
         return 0
 
     return [(VirtualChild, "wait_until_over", until_goodbye)]
-
-
-@mutation
-def _tags_are_not_checked() -> list[Patch]:
-    """A frame that was changed in transit is accepted."""
-    return [(Seal, "check", nothing)]
-
-
-@mutation
-def _the_driver_asks_once() -> list[Patch]:
-    """The driver does not reconnect if its connection breaks while the server lives."""
-
-    def ask(self: Supervisor, call: Any) -> Any:
-        return call(self._driver)
-
-    return [(Supervisor, "ask", ask)]
 
 
 @mutation
@@ -190,23 +141,3 @@ def _waits_run_out_while_the_server_stands_still() -> list[Patch]:
 def _numbers_are_not_looked_at() -> list[Patch]:
     """A NaN is added to the center."""
     return [(dispatcher, "not_finite", nothing)]
-
-
-@mutation
-def _a_skipped_commit_leaves_its_worker_where_it_was() -> list[Patch]:
-    """A worker that has sent a NaN continues with the parameters that caused it."""
-    commit = WorkerClient.commit
-
-    def goes_on(self: WorkerClient, record: Any) -> Any:
-        try:
-            return commit(self, record)
-        except RestartFromCenter:
-            return self.pull()
-
-    return [(WorkerClient, "commit", goes_on)]
-
-
-@mutation
-def _questions_do_not_wait_for_the_center() -> list[Patch]:
-    """A restarted server answers a driver's other connections with an error."""
-    return [(Dispatcher, "_require_center", lambda self, peer: self._require_sound())]

@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from distkeras.ps.center import center as center_module
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.driver_values import DriverValues
 from distkeras.ps.center.leases import KeptState, PartitionLease
-from distkeras.ps.center.schedulers import BoundedStaleness
-from distkeras.ps.checkpoint import checkpointer, ownership, state
+from distkeras.ps.checkpoint import ownership, state
 from distkeras.ps.checkpoint.checkpointer import OptimizerFiles
-from distkeras.ps.checkpoint.ownership import parsed
-from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.protocol.compression import Int8, WorkerFormat
 from distkeras.ps.rules.gradient import DanaZero
-from distkeras.ps.rules.outer import FADAS, FedBuff
 from distkeras.ps.server.announced import Standby
-from distkeras.ps.server.dispatcher import Dispatcher
-from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker import loop
 from distkeras.ps.worker.optimizer_keeper import SaveInterval
-from distkeras.training.cluster_server import ClusterServer
-from distkeras.training.supervisor import Supervisor
 from simulation.planting import Patch, mutation, nothing
-
-
-@mutation
-def _a_rounds_moving_statistics_are_not_restored() -> list[Patch]:
-    """After a restart within a round, contributions to the average of moving statistics are lost."""
-    restore = state._restore_round  # noqa: SLF001 - a fault within
-
-    def forgetful(center: Center, values: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
-        restore(center, values, arrays | {"round/moving_statistics": np.zeros_like(center.moving_statistics)})
-
-    return [(state, "_restore_round", forgetful)]
-
-
-@mutation
-def _residuals_outlive_their_steps() -> list[Patch]:
-    """With int8, a restarted worker adds the residuals of its discarded steps."""
-    return [(WorkerClient, "forget_residuals", nothing)]
 
 
 @mutation
@@ -66,41 +39,10 @@ def _a_window_begins_when_its_worker_joins() -> list[Patch]:
 
 
 @mutation
-def _moving_statistics_are_averaged_by_workers() -> list[Patch]:
-    """The moving statistics of a worker with one step weigh as much as those of one with three steps."""
-    blend = Center._blend_moving_statistics  # noqa: SLF001 - a fault within
-
-    def equal(self: Center, commits: Any) -> None:
-        for other in self.leases.values():
-            other.steps = min(other.steps, 1)
-        blend(self, commits)
-
-    return [(Center, "_blend_moving_statistics", equal)]
-
-
-@mutation
 def _steps_are_not_restored() -> list[Patch]:
     """After a restart, moving statistics are those of the first worker that commits."""
     kept = tuple(name for name in state._KEPT if name != "steps")  # noqa: SLF001 - a fault within
     return [(state, "_KEPT", kept)]
-
-
-@mutation
-def _momenta_of_workers_are_not_restored() -> list[Patch]:
-    """After a restart, DANA's sum of momenta is that of momenta that are lost."""
-    return [(checkpointer, "capture", _capture_with(lambda name: name.startswith("worker/")))]
-
-
-@mutation
-def _what_a_rule_keeps_is_not_restored() -> list[Patch]:
-    """After a restart, a server's own momentum starts at zero."""
-    return [(checkpointer, "capture", _capture_with(lambda name: name.startswith("model/")))]
-
-
-@mutation
-def _an_unfinished_round_is_not_restored() -> list[Patch]:
-    """After a restart, the workers that had contributed to a round have contributed nothing."""
-    return [(checkpointer, "capture", _capture_with(lambda name: name == "round"))]
 
 
 def _capture_with(zeroed: Any) -> Any:
@@ -122,62 +64,9 @@ def _who_leaves_keeps_its_momentum() -> list[Patch]:
 
 
 @mutation
-def _those_who_ended_hold_up_the_others() -> list[Patch]:
-    """Others wait for a worker whose data has ended."""
-    return [(BoundedStaleness, "finished", nothing)]
-
-
-@mutation
-def _a_schedule_begins_with_each_server() -> list[Patch]:
-    """After a restart, the learning rate is that of a job that has just started."""
-    rate = Center.rate
-
-    def begun(self: Center, clock: int) -> float:
-        born = self.__dict__.setdefault("mutant_born", self.clock)
-        return rate(self, clock - born)
-
-    return [(center_module.Center, "rate", begun)]
-
-
-@mutation
-def _a_restored_ledger_lacks_its_last_commit() -> list[Patch]:
-    """A snapshot's log lacks the last commit of its center."""
-    save = SnapshotDirectory.save_log
-
-    def short(self: SnapshotDirectory, rows: Any, files: Any, *, replaced: int = 0) -> Any:
-        if len(rows.commits) > 1 and not replaced:
-            rows = rows._replace(commits=np.concatenate([rows.commits[:-1], rows.commits[-2:-1]]))
-        return save(self, rows, files, replaced=replaced)
-
-    return [(SnapshotDirectory, "save_log", short)]
-
-
-@mutation
 def _a_second_attempt_takes_the_job() -> list[Patch]:
     """The second attempt of a server's task does not check whether the first one serves."""
     return [(Standby, "other_owner", nothing)]
-
-
-@mutation
-def _any_announcement_is_believed() -> list[Patch]:
-    """Workers connect to the server that was announced first."""
-
-    def lowest(store: Any) -> Any:
-        names = [name for name in map(parsed, store.names()) if name is not None]
-        claim = min((name.claim for name in names if name.kind == "server"), default=None)
-        return claim, claim is not None
-
-    return [(ownership, "_highest", lowest)]
-
-
-@mutation
-def _the_end_is_sent_once() -> list[Patch]:
-    """A server that reconnects continues a job that a callback has ended."""
-
-    def end_early(self: Supervisor, reason: str) -> None:
-        self.ask(lambda driver: driver.finish(reason))
-
-    return [(Supervisor, "end_early", end_early), (ClusterServer, "_send_end", nothing)]
 
 
 @mutation
@@ -232,12 +121,6 @@ def _the_last_snapshot_names_older_states() -> list[Patch]:
 
 
 @mutation
-def _buffers_are_not_drained() -> list[Patch]:
-    """Movements in a buffer that is not full are lost."""
-    return [(Center, "_drain", nothing)]
-
-
-@mutation
 def _buffers_are_drained_twice() -> list[Patch]:
     """The contents of a buffer remain in it after it was drained."""
     drain = Center._drain  # noqa: SLF001 - a fault within
@@ -254,36 +137,10 @@ def _buffers_are_drained_twice() -> list[Patch]:
 
 
 @mutation
-def _a_drained_buffer_is_divided_by_what_it_holds() -> list[Patch]:
-    """The movements in a drained buffer weigh more than all others."""
-
-    def divided(begin: Any) -> Any:
-        def begin_drain(self: Any, workers: int, counters: dict[str, int]) -> Any:
-            count = counters.get("count", 0)
-            scalars = begin(self, workers, counters)
-            return scalars and (1 / count, *scalars[1:])
-
-        return begin_drain
-
-    return [(kind, "begin_drain", divided(kind.begin_drain)) for kind in (FedBuff, FADAS)]
-
-
-@mutation
 def _a_buffer_is_drained_for_the_workers_that_come() -> list[Patch]:
     """If the number of workers changes, movements of the former workers are weighted by the new number."""
     begin = Center.replace_workers
     return [(Center, "replace_workers", lambda self, count, _: begin(self, count, self.workers))]
-
-
-@mutation
-def _a_refused_worker_need_not_pull() -> list[Patch]:
-    """The payload that was refused may be sent again as the next commit."""
-
-    def refuse(self: PartitionLease, commit: Any, now: float) -> None:
-        self.sequence, self.active_at, self.skipped = commit.sequence, now, False
-        self.refusals += 1
-
-    return [(PartitionLease, "refuse", refuse)]
 
 
 @mutation
@@ -300,37 +157,10 @@ def _refusals_are_not_restored() -> list[Patch]:
 
 
 @mutation
-def _windows_follow_the_slowest() -> list[Patch]:
-    """The slowest worker has the longest window."""
-
-    def upside_down(longest: int, speed: float | None, speeds: Iterable[float | None]) -> int:
-        if speed is None:
-            return longest
-        return max(1, math.floor(longest * min(other for other in speeds if other is not None) / speed))
-
-    return [(center_module, "window_by_speed", upside_down)]
-
-
-@mutation
 def _a_speed_is_measured_from_the_first_center() -> list[Patch]:
     """Each window of a worker seems to take longer than the previous one."""
     release = PartitionLease.release
     return [(PartitionLease, "release", lambda self, clock, at: release(self, clock, self.released_at or at))]
-
-
-@mutation
-def _a_speed_counts_from_the_commit_before() -> list[Patch]:
-    """A measurement begins with the previous commit instead of its answer, so that waits for others count."""
-    release, measure = PartitionLease.release, PartitionLease.measure
-
-    def measured(self: PartitionLease, steps: int, arrived: float) -> None:
-        measure(self, steps, arrived)
-        vars(self)["arrived"] = arrived
-
-    def released(self: PartitionLease, clock: int, at: float) -> None:
-        release(self, clock, vars(self).get("arrived", at))
-
-    return [(PartitionLease, "measure", measured), (PartitionLease, "release", released)]
 
 
 @mutation
@@ -343,18 +173,3 @@ def _workers_keep_the_longest_window() -> list[Patch]:
 def _values_are_not_restored() -> list[Patch]:
     """A restarted server has nothing of what the driver has set."""
     return [(DriverValues, "restore", nothing)]
-
-
-@mutation
-def _values_are_acknowledged_before_they_are_saved() -> list[Patch]:
-    """A server acknowledges what the driver sets, and saves it with a later commit."""
-    answer = Dispatcher._on_set_values  # noqa: SLF001 - a fault within
-
-    def early(self: Any, peer: Any, message: Any) -> Any:
-        self._wait_until_saved = nothing
-        try:
-            return answer(self, peer, message)
-        finally:
-            del self._wait_until_saved
-
-    return [(Dispatcher, "_on_set_values", early)]

@@ -46,13 +46,7 @@ class StateWatch:
             raise Finding("state", f"a state that is acknowledged must be kept. Received: none of partition {life[2]}")
 
     def check_fetched(
-        self,
-        life: Life,
-        before: int,
-        partition: Partition,
-        state: OptimizerState | None,
-        after: int,
-        sequence: int,
+        self, life: Life, before: int, partition: Partition, state: OptimizerState | None, after: int, sequence: int
     ) -> None:
         """Check that a successor receives the latest state that its server has kept, from an attempt of its partition.
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.tables import Table
 from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.protocol.messages import RowsPublished
 from distkeras.ps.protocol.tables import initial_rows
@@ -35,51 +34,6 @@ def _a_pull_brings_the_rows_of_the_window_before() -> list[Patch]:
 
 
 @mutation
-def _a_refused_window_has_the_next_ones_rows() -> list[Patch]:
-    """A repeated window has the next window's rows, if there are equally many."""
-    commit = WorkerClient.commit
-
-    def committed(self: WorkerClient, record: CommitRecord) -> Any:
-        reply = commit(self, record)
-        if reply.refused and [ids.size for ids in record.touched] == [ids.size for ids in record.wants]:
-            return self.pull(record.wants)._replace(refused=True)
-        return reply
-
-    return [(WorkerClient, "commit", committed)]
-
-
-@mutation
-def _a_skipped_commit_moves_its_rows() -> list[Patch]:
-    """Only the commit's part of the vector is skipped."""
-    skip = Center.skip
-
-    def moves(self: Center, commit: Any) -> bool:
-        news = skip(self, commit)
-        if news and self.tables:
-            for table, ids, moved in zip(self.tables, commit.touched, commit.moved, strict=True):
-                rows = table.gather(ids) + np.nan_to_num(moved) + 1
-                table.apply(ids, rows, lambda chunk: None)
-        return news
-
-    return [(Center, "skip", moves)]
-
-
-@mutation
-def _a_refused_commit_moves_its_rows() -> list[Patch]:
-    """Only the commit's part of the vector is refused."""
-    commit = Center.commit
-
-    def moves(self: Center, message: Any, *arguments: Any) -> bool:
-        refused, applied = self.refused, commit(self, message, *arguments)
-        if self.refused > refused:
-            for table, ids, moved in zip(self.tables, message.touched, message.moved, strict=True):
-                table.apply(ids, table.gather(ids) + moved, lambda chunk: None)
-        return applied
-
-    return [(Center, "commit", moves)]
-
-
-@mutation
 def _the_rows_of_a_reply_are_those_before_its_commit() -> list[Patch]:
     """A reply has the rows before its commit, and the center after it."""
     commit, release = Center.commit, Center.release
@@ -95,12 +49,6 @@ def _the_rows_of_a_reply_are_those_before_its_commit() -> list[Patch]:
         return found._replace(rows=(*rows, *found.rows[len(rows) :])) if rows else found
 
     return [(Center, "commit", committed), (Center, "release", released)]
-
-
-@mutation
-def _what_moves_while_tables_are_read_is_missing() -> list[Patch]:
-    """The blocks of a table that were read before a commit have another clock than the center."""
-    return [(Table, "moved_since", lambda self, clock: np.flatnonzero(self._moved_at > clock + 1))]
 
 
 @mutation
