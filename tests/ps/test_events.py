@@ -25,11 +25,7 @@ def test_a_record_survives_formatting_and_parsing(caplog: pytest.LogCaptureFixtu
     line = JsonFormatter().format(record)
     assert "\n" not in line
     parsed = present(record_from_json(line))
-    assert (parsed.name, parsed.levelno, parsed.levelname) == (
-        "distkeras.tests",
-        logging.INFO,
-        "INFO",
-    )
+    assert (parsed.name, parsed.levelno, parsed.levelname) == ("distkeras.tests", logging.INFO, "INFO")
     assert (parsed.getMessage(), parsed.created) == ("attempt 3\ntook over", record.created)
     assert (vars(parsed)["event"], vars(parsed)["worker"], vars(parsed)["attempt"]) == ("takeover", 1, 3)
 

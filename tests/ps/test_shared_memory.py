@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from support.programs import output_of
 from support.ps.clocks import mapped
 
 from distkeras.ps.world.shared_memory import SharedMemory, map_shared
@@ -31,8 +30,7 @@ def test_each_process_reads_what_the_other_one_writes() -> None:
         "import sys; from distkeras.ps.world.shared_memory import map_shared; "
         f"memory = map_shared(sys.argv[1], {SIZE}); print(bytes(memory[4096:4100]).decode()); memory[:5] = b'there'"
     )
-    done = subprocess.run([sys.executable, "-c", code, shared.place], capture_output=True, text=True, check=True)
-    assert done.stdout == "here\n"
+    assert output_of("-c", code, shared.place) == "here\n"
     assert bytes(shared.memory[:5]) == b"there"
 
 
@@ -111,8 +109,7 @@ def some_file(kind: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["a regular file", "a pipe", "a device", "another size", "no seals", "it may grow", "more seals may follow"],
+    "kind", ["a regular file", "a pipe", "a device", "another size", "no seals", "it may grow", "more seals may follow"]
 )
 def test_a_file_that_is_not_shared_memory_of_this_size_is_not_mapped(kind: str) -> None:
     with some_file(kind) as descriptor, pytest.raises(OSError, match=r"must be|Invalid argument|Permission denied"):

@@ -161,6 +161,17 @@ class TestVersions:
         assert center.log.commits()["gap"].tolist() == [0.0, 3.0]
 
 
+def center_in_a_round() -> Center:
+    """Return a center of two workers, numbered as their attempts, of which the first has contributed 2 to a round."""
+    center = center_of("averaging")
+    for worker in (0, 1):
+        center.join(worker, worker)
+    for worker in (0, 1):
+        center.release(worker, worker)
+    send(center, commit_of(0, 0, value=2.0))
+    return center
+
+
 class TestSynchronous:
     def test_no_worker_starts_before_all_have_joined(self) -> None:
         center = center_of("averaging")
@@ -172,12 +183,7 @@ class TestSynchronous:
         assert center.ready(1)
 
     def test_a_round_waits_for_a_dead_worker_until_its_next_attempt_commits(self) -> None:
-        center = center_of("averaging")
-        for worker in (0, 1):
-            center.join(worker, worker)
-        for worker in (0, 1):
-            center.release(worker, worker)
-        send(center, commit_of(0, 0, value=2.0))
+        center = center_in_a_round()
         center.leases.disconnected(1, 1)
         assert not center.ready(0)
         center.join(1, 5)
@@ -187,13 +193,7 @@ class TestSynchronous:
         np.testing.assert_array_equal(center.current.array, [3, 3, 3])
 
     def test_a_new_attempt_whose_partition_has_contributed_waits_for_the_end_of_the_round(self) -> None:
-        center = center_of("averaging")
-        for worker in (0, 1):
-            center.join(worker, worker)
-            center.scheduler.joined(worker)
-        for worker in (0, 1):
-            center.release(worker, worker)
-        send(center, commit_of(0, 0, value=2.0))
+        center = center_in_a_round()
         center.leases.disconnected(0, 0)
         center.join(0, 9)
         assert not center.ready(0)
@@ -201,24 +201,13 @@ class TestSynchronous:
         assert center.ready(0)
 
     def test_a_round_ends_when_the_worker_that_it_waits_for_leaves(self) -> None:
-        center = center_of("averaging")
-        for worker in (0, 1):
-            center.join(worker, worker)
-        for worker in (0, 1):
-            center.release(worker, worker)
-        send(center, commit_of(0, 0, value=2.0))
+        center = center_in_a_round()
         center.leave(1, 1)
         assert center.ready(0)
         np.testing.assert_array_equal(center.current.array, [2, 2, 2])
 
 
 class TestMovingStatistics:
-    def test_a_single_worker_sets_them(self) -> None:
-        center = center_of(workers=1, moving_statistics=np.zeros(1, np.float32))
-        joined(center)
-        send(center, commit_of(moving_statistics=np.array([4.0], np.float32)))
-        np.testing.assert_array_equal(center.moving_statistics, [4])
-
     def test_a_single_worker_sets_them_with_each_commit(self) -> None:
         center = center_of(workers=1, moving_statistics=np.zeros(1, np.float32))
         joined(center)
@@ -253,15 +242,6 @@ class TestMovingStatistics:
         send(center, commit_of(0, first=0, last=2, moving_statistics=np.array([4.0], np.float32)))
         send(center, commit_of(1, first=0, last=0, moving_statistics=np.array([8.0], np.float32)))
         np.testing.assert_array_equal(center.moving_statistics, [5])
-
-
-def test_the_staleness_of_an_overlapped_commit_counts_from_the_previous_reply() -> None:
-    center = center_of()
-    joined(center)
-    for number, overlapped in enumerate((False, True, True)):
-        send(center, commit_of(sequence=number + 1, first=number, last=number, overlapped=overlapped))
-        center.release(0, 0)
-    assert center.log.commits()["staleness"].tolist() == [0, 1, 1]
 
 
 def test_a_worker_whose_commit_was_skipped_must_pull() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 
+#: Rules with rounds, and rules with a default window of one step.
+ROUNDS, ONE_STEP = ("ssgd", "averaging", "diloco", "fedopt", "easgd"), ("downpour", "ringmaster", "delay_adaptive")
 #: Speeds as a real clock may measure them, and integral ones, whose quotients are known exactly.
 measured = st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=6)
 integral = st.lists(st.integers(1, 10_000), min_size=1, max_size=6)
@@ -82,6 +85,16 @@ class ManualClock:
         return self.center
 
 
+def measured_clock() -> ManualClock:
+    """Return the clock after 12 steps of worker 0 in one second, and of worker 1 in four."""
+    clock = ManualClock()
+    for worker in range(2):
+        joined(clock.center, worker)
+    for worker, seconds in enumerate((1.0, 4.0)):
+        send(clock.at(seconds), commit_of(worker, last=11))
+    return clock
+
+
 def test_a_window_is_measured_from_the_reply_with_the_center_until_the_commit_arrives() -> None:
     clock = ManualClock()
     joined(clock.center, 0)
@@ -117,22 +130,14 @@ def test_a_window_of_zero_seconds_has_a_speed() -> None:
 
 
 def test_a_fast_worker_that_has_left_is_ignored() -> None:
-    clock = ManualClock()
-    for worker in range(2):
-        joined(clock.center, worker)
-    send(clock.at(1.0), commit_of(0, last=11))
-    send(clock.at(4.0), commit_of(1, last=11))
+    clock = measured_clock()
     assert clock.center.next_window(1) == 3
     clock.center.leave(0, 0)
     assert clock.center.release(1, 0).window == 12
 
 
 def test_a_new_attempt_has_no_measured_speed() -> None:
-    clock = ManualClock()
-    for worker in range(2):
-        joined(clock.center, worker)
-    send(clock.at(1.0), commit_of(0, last=11))
-    send(clock.at(4.0), commit_of(1, last=11))
+    clock = measured_clock()
     clock.center.leases.disconnected(1, 0)
     joined(clock.center, 1, attempt=1)
     assert clock.center.next_window(1) == 12
@@ -141,11 +146,7 @@ def test_a_new_attempt_has_no_measured_speed() -> None:
 
 
 def test_a_skipped_commit_is_not_measured() -> None:
-    clock = ManualClock()
-    for worker in range(2):
-        joined(clock.center, worker)
-    send(clock.at(1.0), commit_of(0, last=11))
-    send(clock.at(4.0), commit_of(1, last=11))
+    clock = measured_clock()
     clock.center.release(1, 0)
     clock.at(5.0).skip(commit_of(1, sequence=2, first=12, last=99))
     assert clock.center.release(1, 0).window == 3
@@ -177,11 +178,7 @@ def test_a_worker_that_pulls_before_it_commits_is_measured_from_its_last_commit(
 
 
 def test_a_restarted_server_has_no_measured_speeds() -> None:
-    clock = ManualClock()
-    for worker in range(2):
-        joined(clock.center, worker)
-    send(clock.at(1.0), commit_of(0, last=11))
-    send(clock.at(4.0), commit_of(1, last=11))
+    clock = measured_clock()
     restarted = clock.new_center()
     restore(restarted, capture(clock.center), same_attempts=True)
     for worker in range(2):
@@ -196,47 +193,26 @@ def test_a_reply_contains_no_window_if_the_rules_window_is_a_number() -> None:
     assert center.release(0, 0).window == center.next_window(0) == 0
 
 
-@pytest.mark.parametrize("name", ["ssgd", "averaging", "diloco", "fedopt", "easgd"])
-def test_rules_with_rounds_refuse_windows_by_speed(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"rule '{name}' needs the same one at all workers.*by_speed"):
-        make(name, window="by_speed")
-
-
-@pytest.mark.parametrize("name", ["asgd", "dana_zero", "ormo"])
-def test_gradient_rules_refuse_windows_by_speed(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="commits every gradient"):
-        make(name, window="by_speed", window_max=5)
-
-
-def test_rules_that_end_their_windows_themselves_refuse_windows_by_speed() -> None:
-    with pytest.raises(ConfigurationError, match="ends its windows itself"):
-        make("zealous_downpour", window="by_speed")
-
-
-@pytest.mark.parametrize("name", ["downpour", "ringmaster", "delay_adaptive"])
-def test_a_rule_with_a_default_window_of_one_step_needs_a_longest_window(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"`window_max` must be given: rule '{name}' has no default window"):
-        make(name, window="by_speed")
-    assert make(name, window="by_speed", window_max=1).window_by_speed == 1
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        *((name, {}, "needs the same one at all workers.*by_speed") for name in ROUNDS),
+        *((name, {"window_max": 5}, "commits every gradient") for name in ("asgd", "dana_zero", "ormo")),
+        ("zealous_downpour", {}, "ends its windows itself"),
+        *((name, {}, f"`window_max` must be given: rule '{name}' has no default window") for name in ONE_STEP),
+        *(("agn", {"window_max": longest}, "must be a positive integer") for longest in (0, -1, 2.5, "9", True)),
+        *(("agn", {"window": w, "window_max": 5}, "must be None unless.*Received: .*5") for w in (20, None, "auto")),
+    ],
+)
+def test_windows_by_speed_that_a_rule_cannot_have_are_refused(name: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        make(name, **{"window": "by_speed", **options})
 
 
 def test_the_longest_window_is_the_given_one_or_else_the_rules_default() -> None:
     assert make("mla", window="by_speed").window_by_speed == 50
     assert make("mla", window="by_speed", window_max=20).window_by_speed == 20
     assert make("mla").window_by_speed is None
+    assert make("downpour", window="by_speed", window_max=1).window_by_speed == 1
     assert make("mla", window="by_speed", window_max=20).config()["window_max"] == 20
     assert "window_max" not in make("mla", window="by_speed").config()
-
-
-@pytest.mark.parametrize("window", [20, None, "auto"])
-def test_a_longest_window_is_refused_without_windows_by_speed(window: object) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"`window_max` must be None unless `window` is 'by_speed'.*Received: .*5"
-    ):
-        make("agn", window=window, window_max=5)
-
-
-@pytest.mark.parametrize("longest", [0, -1, 2.5, "9", True])
-def test_a_longest_window_must_be_a_positive_integer(longest: object) -> None:
-    with pytest.raises(ConfigurationError, match="`window_max` must be a positive integer"):
-        make("agn", window="by_speed", window_max=longest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from support.patience import patience, until
 from support.present import present
+from support.ps.frames import some_commit
 from support.ps.toy_model import ToyJob
+from support.ps.watched_files import WatchedFiles, before_access
 
 from distkeras.ps.checkpoint import checkpointer
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
@@ -25,15 +27,13 @@ from distkeras.ps.errors import (
     ConfigurationError,
     DifferentJobError,
     DistkerasError,
-    LocalProtocolError,
     NonFiniteError,
     OwnershipLostError,
     SnapshotError,
 )
-from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules import make
-from distkeras.ps.world.files import Files, LocalFiles
-from distkeras.ps.world.world import REAL, World
+from distkeras.ps.world.files import LocalFiles
+from distkeras.ps.world.world import REAL
 
 
 def toy() -> ToyJob:
@@ -74,19 +74,12 @@ class Saving:
                 if lease.released is None:
                     center.release(0, 0)
                 part = np.full(center.size, value, np.float32)
-                commit = Commit(
-                    worker=0,
-                    attempt=0,
+                commit = some_commit(
+                    part,
                     incarnation=center.incarnation,
                     sequence=lease.sequence + 1,
-                    epoch=0,
                     first=lease.batch,
                     last=lease.batch,
-                    epoch_end=False,
-                    wants_center=True,
-                    learning_rate=0.1,
-                    scale=1.0,
-                    parts=(part,),
                     history=np.array([[1.7e9, 5.0, 0.5]]),
                 )
                 center.commit(commit, [center.pool.adopt(part)])
@@ -229,15 +222,8 @@ def test_a_damaged_log_file_loses_its_records_but_no_snapshot(
 
 
 def test_foreign_files_are_reported_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    names = (
-        "snapshot.dks",
-        "snapshot-1.dks",
-        "log-a-b.dks",
-        "notes.dks",
-        "owner-000001.dks",
-        "notes.txt",
-        "x.dks.part",
-    )
+    stems = ("snapshot", "snapshot-1", "log-a-b", "notes", "owner-000001")
+    names = [*(f"{stem}.dks" for stem in stems), "notes.txt", "x.dks.part"]
     for name in names:
         (tmp_path / name).write_text("mine")
     (tmp_path / "snapshot-000009-0000000a-000001-000000000000.dks").mkdir()
@@ -304,33 +290,6 @@ class TestOwnership:
             SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
             until(lambda: older.lost)
 
-    def test_of_two_simultaneous_claims_one_wins(self, tmp_path: Path) -> None:
-        first, second = (SnapshotDirectory(str(tmp_path), token=token) for token in ("0000000a", "0000000b"))
-        barrier = threading.Barrier(2)
-        outcomes: dict[str, object] = {}
-
-        def claim(name: str, directory: SnapshotDirectory) -> None:
-            barrier.wait(patience(10))
-            try:
-                directory.take_over()
-                outcomes[name] = directory.claim
-            except OwnershipLostError as error:
-                outcomes[name] = error
-
-        threads = [threading.Thread(target=claim, args=pair) for pair in (("first", first), ("second", second))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(patience(10))
-        owned = 0
-        for directory in (first, second):
-            try:
-                directory.require_owned()
-                owned += 1
-            except (OwnershipLostError, LocalProtocolError):
-                pass
-        assert owned == 1, outcomes
-
     def test_a_restarted_server_can_claim_only_the_directory_of_its_own_job(self, tmp_path: Path) -> None:
         def directory(token: str) -> SnapshotDirectory:
             return SnapshotDirectory(str(tmp_path), token=token)
@@ -357,27 +316,8 @@ class TestOwnership:
         assert saving.lost == []
 
 
-class _Unreachable(LocalFiles):
-    """Files whose first reads time out."""
-
-    def __init__(self, root: Path, faults: dict[str, int]) -> None:
-        super().__init__(root)
-        self._faults = faults
-
-    def read(self, name: str) -> Iterator[bytes]:
-        for prefix in self._faults:
-            if name.startswith(prefix) and self._faults[prefix]:
-                self._faults[prefix] -= 1
-                raise TimeoutError("the store does not answer")
-        return super().read(name)
-
-
-class _Unreliable(World):
-    def __init__(self, faults: dict[str, int]) -> None:
-        self._faults = faults
-
-    def files(self, uri: str, *, create: bool = True) -> Files:
-        return _Unreachable(Path(uri), self._faults)
+def time_out() -> None:
+    raise TimeoutError("the store does not answer")
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "log"])
@@ -387,7 +327,7 @@ def test_a_read_that_times_out_is_retried(tmp_path: Path, kind: str) -> None:
         saving.commit(1)
         saving.covered()
         saving.commit(1)
-    saved = SnapshotDirectory(str(tmp_path), world=_Unreliable({kind: 2})).latest()
+    saved = SnapshotDirectory(str(tmp_path), world=before_access("read", kind, time_out, times=2)).latest()
     assert saved is not None
     assert saved.state.header["clock"] == 2
     assert len(saved.log) == 2
@@ -403,38 +343,25 @@ def test_a_directory_with_damaged_snapshots_only_is_an_error(tmp_path: Path) -> 
         SnapshotDirectory(str(tmp_path)).latest()
 
 
-class SlowDisk(World):
-    """A world whose disk writes snapshots only when the gate is open."""
-
-    def __init__(self) -> None:
-        self.gate, self.writing = threading.Event(), threading.Event()
-
-    def files(self, uri: str, *, create: bool = True) -> LocalFiles:
-        world = self
-
-        class Slow(LocalFiles):
-            def write(self, name: str, pieces: Iterable[Any]) -> None:
-                if name.startswith("snapshot") and not world.gate.is_set():
-                    world.writing.set()
-                    assert world.gate.wait(patience(20))
-                super().write(name, pieces)
-
-        return Slow(Path(uri))
-
-
 def test_a_snapshot_does_not_cover_commits_that_arrive_while_it_is_written(tmp_path: Path) -> None:
-    world, changed = SlowDisk(), threading.Condition()
+    gate, writing, changed = threading.Event(), threading.Event(), threading.Condition()
+
+    def wait_for_gate() -> None:
+        writing.set()
+        assert gate.wait(patience(20))
+
+    world = before_access("write", "snapshot", wait_for_gate)
     toy = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((4, 5))], dtype=np.float32)
     directory = SnapshotDirectory(str(tmp_path), world=world)
     directory.take_over()
     checkpointer = Checkpointer(Checkpoint(str(tmp_path), every=100), directory, toy.center, changed, world=world)
     checkpointer.start()
-    assert world.writing.wait(patience(20))
+    assert writing.wait(patience(20))
     with changed:
         toy.commit(0)
         mark = checkpointer.mark()
     assert checkpointer.saved is None
-    world.gate.set()
+    gate.set()
     until(lambda: 0 in checkpointer.durable)
     with changed:  # the checkpointer changes its fields together, under this lock
         assert checkpointer.durable == {0: 0}
@@ -470,28 +397,22 @@ def test_a_restored_snapshot_is_not_durable_before_the_server_saves_its_own(tmp_
 FULL = 90.0
 
 
-class FullDisk(World):
+class FullDisk(WatchedFiles):
     """A world whose disk is full at first; its clock advances when a thread sleeps."""
 
     def __init__(self, full: float = FULL) -> None:
+        super().__init__(self.refuse)
         self.seconds, self.full = 0.0, full
+
+    def refuse(self, method: str, name: str) -> None:
+        if method == "write" and self.seconds < self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     def monotonic(self) -> float:
         return self.seconds
 
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
-
-    def files(self, uri: str, *, create: bool = True) -> LocalFiles:
-        world = self
-
-        class Full(LocalFiles):
-            def write(self, name: str, pieces: Iterable[Any]) -> None:
-                if world.seconds < world.full:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                super().write(name, pieces)
-
-        return Full(Path(uri))
 
 
 def test_a_restarted_server_waits_for_room_and_reports_activity(tmp_path: Path) -> None:
@@ -537,25 +458,6 @@ def test_repeated_exceptions_do_not_end_the_snapshots(tmp_path: Path, monkeypatc
     assert failures_left == [0]
 
 
-class BeforeReading(World):
-    """The real world, but ``happens`` is called just before each of the first ``times`` reads of a snapshot."""
-
-    def __init__(self, happens: Callable[[], object], times: int) -> None:
-        self.happens, self.left = happens, times
-
-    def files(self, uri: str, *, create: bool = True) -> Files:
-        world = self
-
-        class InterruptedFiles(LocalFiles):
-            def read(self, name: str) -> Iterator[bytes]:
-                if name.startswith("snapshot-") and world.left:
-                    world.left -= 1
-                    world.happens()
-                return super().read(name)
-
-        return InterruptedFiles(Path(uri))
-
-
 def test_the_log_files_of_a_kept_snapshot_are_kept_after_they_were_merged(tmp_path: Path) -> None:
     job = ToyJob(make("downpour", window=1), np.zeros(5), [np.ones((2, 5))], dtype=np.float32)
     directory = SnapshotDirectory(str(tmp_path), token="0000000a")
@@ -585,7 +487,9 @@ def test_the_owner_saves_and_prunes_while_another_server_reads(tmp_path: Path, t
         owner.prune(1, LogFiles(), owner.require_owned())
 
     save_and_prune()
-    other = SnapshotDirectory(str(tmp_path), token="0000000b", world=BeforeReading(save_and_prune, times))
+    other = SnapshotDirectory(
+        str(tmp_path), token="0000000b", world=before_access("read", "snapshot-", save_and_prune, times)
+    )
     saved = other.take_over()
     assert saved is not None
     assert saved.state.header["clock"] == job.center.clock == 1 + times

@@ -13,6 +13,7 @@ import pytest
 from support.logs import texts
 from support.patience import patience, until
 from support.present import present
+from support.ps.clocks import HandWorld
 from support.ps.toy_model import ToyJob
 
 from distkeras.ps.center.center import Center
@@ -24,17 +25,6 @@ from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.errors import SnapshotError
 from distkeras.ps.protocol.loop import OptimizerState
 from distkeras.ps.rules import make
-from distkeras.ps.world.world import World
-
-
-class ManualClock(World):
-    """A world with a manual clock."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def monotonic(self) -> float:
-        return self.seconds
 
 
 def toy_center(workers: int = 2) -> Center:
@@ -53,7 +43,7 @@ class Saved:
     """A directory with the snapshots of a center that keeps optimizer states."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.center, self.clock = folder, toy_center(), ManualClock()
+        self.folder, self.center, self.clock = folder, toy_center(), HandWorld()
         self.directory = SnapshotDirectory(str(folder), token="0000000a")
         self.directory.take_over()
         self.files = OptimizerFiles(self.directory, self.center, {}, self.clock)
@@ -165,7 +155,7 @@ def test_snapshots_name_older_states_if_writing_states_is_slow(tmp_path: Path, m
     save = SnapshotDirectory.save_optimizer
 
     def save_slowly(self: SnapshotDirectory, worker: int, state: KeptState) -> str:
-        saved.clock.seconds += 10.0
+        saved.clock.now += 10.0
         return save(self, worker, state)
 
     monkeypatch.setattr(SnapshotDirectory, "save_optimizer", save_slowly)
@@ -174,7 +164,7 @@ def test_snapshots_name_older_states_if_writing_states_is_slow(tmp_path: Path, m
         saved.center.leases[0].optimizer = kept(number)
         saved.save(now=now)
         written.append(saved.restored()[0][0])
-        saved.clock.seconds += 99.0 if number == 1 else 1.0
+        saved.clock.now += 99.0 if number == 1 else 1.0
     assert written == [[0], [0], [2], [3]]
     assert checkpointer.SHARE == 0.1
 
@@ -206,7 +196,7 @@ def test_the_last_snapshot_names_the_last_states_even_if_writing_them_is_slow(
     left = [failures]
 
     def save_slowly(self: SnapshotDirectory, worker: int, state: KeptState) -> str:
-        saved.clock.seconds += 10.0
+        saved.clock.now += 10.0
         if closing and left[0]:
             left[0] -= 1
             raise SnapshotError("no room for a moment")

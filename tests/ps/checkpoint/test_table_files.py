@@ -12,7 +12,6 @@ from support.logs import texts
 from support.present import present
 from support.ps.saved_tables import SavedTables, small_files
 
-from distkeras.ps.checkpoint import table_files
 from distkeras.ps.checkpoint.snapshots import RowFile
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 
@@ -57,20 +56,6 @@ def test_nothing_is_written_if_nothing_has_changed(tmp_path: Path) -> None:
     expected = saved.snapshot()
     assert_same(saved.read(), expected)
     assert saved.table_files() == before
-
-
-def test_a_snapshot_of_one_row_in_a_hundred_has_a_hundredth_of_the_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("LARGEST", 1 << 20), ("AT_ONCE", 1 << 16), ("SEARCHED", 1 << 10)):
-        monkeypatch.setattr(table_files, name, value)
-    saved = SavedTables(tmp_path, [(2000, 64)])
-    saved.snapshot()
-    first = sum(file.stat().st_size for file in tmp_path.iterdir())
-    saved.commit(list(range(0, 2000, 100)))
-    expected = saved.snapshot()
-    assert sum(file.stat().st_size for file in tmp_path.iterdir()) - first < 0.015 * first
-    assert_same(saved.read(), expected)
 
 
 def test_a_range_with_mostly_changed_rows_is_written_as_a_whole_file(tmp_path: Path) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ps.clocks import HandWorld
+from support.ps.watched_files import WatchedFiles
 
 from distkeras.ps.checkpoint.ownership import owner_of
 from distkeras.ps.checkpoint.snapshots import saved_job
 from distkeras.ps.checkpoint.versions import HELD_SECONDS, Version, VersionFolder, Versions, model_key
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, NoVersionError, SnapshotError
-from distkeras.ps.world.files import Files, LocalFiles
 from distkeras.ps.world.world import World
 
 IDENTITY = {"model": {"layers": 1}, "layout": [["kernel", [2]]]}
@@ -115,17 +115,8 @@ def test_the_draft_of_a_killed_publisher_is_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-class ManualClock(World):
-    """A world with a manual clock."""
-
-    second = 1e9
-
-    def time(self) -> float:
-        return self.second
-
-
 def test_a_version_is_kept_while_it_is_held(tmp_path: Path) -> None:
-    world = ManualClock()
+    world = HandWorld()
     folder = folder_at(tmp_path, world)
     publish(folder, 0)
     assert folder.hold("query", 7).number == 0
@@ -137,7 +128,7 @@ def test_a_version_is_kept_while_it_is_held(tmp_path: Path) -> None:
     assert folder.hold("query", 8).number == 4
     folder.prune(2)
     assert numbers(folder) == [3, 4]
-    world.second += HELD_SECONDS + 1
+    world.now += HELD_SECONDS + 1
     publish(folder, 5)
     publish(folder, 6)
     folder.prune(2)
@@ -147,49 +138,20 @@ def test_a_version_is_kept_while_it_is_held(tmp_path: Path) -> None:
 
 def test_a_mark_on_a_version_is_trusted_long_before_the_publisher_ignores_it(tmp_path: Path) -> None:
     """The publisher deletes a version whose mark is a day old; a repeated micro-batch does not begin with one."""
-    world = ManualClock()
+    world = HandWorld()
     folder = folder_at(tmp_path, world)
     publish(folder, 0)
     assert folder.hold("query", 7).number == 0
     publish(folder, 1)
-    world.second += HELD_SECONDS // 2
+    world.now += HELD_SECONDS // 2
     assert folder.hold("query", 7).number == 0
-    world.second += 1
+    world.now += 1
     assert folder.hold("query", 7).number == 1
 
 
-class Interrupted(World):
-    """The real world, but ``happens`` is called before each access to files."""
-
-    def __init__(self, happens: Callable[[], object]) -> None:
-        self._happens = happens
-
-    def files(self, uri: str, *, create: bool = True) -> Files:
-        happens = self._happens
-
-        class Shared(LocalFiles):
-            def names(self) -> list[str]:
-                happens()
-                names = super().names()
-                happens()
-                return names
-
-            def write(self, name: str, pieces: Iterable[Any]) -> None:
-                happens()
-                super().write(name, pieces)
-
-            def move(self, name: str, to: str) -> None:
-                happens()
-                super().move(name, to)
-
-            def sync(self, name: str = "") -> None:
-                """Do nothing: no power cut is tested."""
-
-            def delete(self, name: str) -> None:
-                happens()
-                super().delete(name)
-
-        return Shared(Path(uri))
+def interrupted(happens: Callable[[], object]) -> World:
+    """Return a world in which ``happens`` runs before each access to a file."""
+    return WatchedFiles(lambda method, name: happens(), syncs=False)
 
 
 class Scoring:
@@ -223,7 +185,7 @@ def test_a_held_version_can_be_read_in_any_order_of_events(
 ) -> None:
     """Scoring streams and the publisher interrupt each other at each access to a file."""
     path = tmp_path_factory.mktemp("versions")
-    plain = folder_at(path, Interrupted(lambda: None))  # without `fsync`
+    plain = folder_at(path, interrupted(lambda: None))  # without `fsync`
     scoring, due = Scoring(plain, data), iter(range(1, 1000))
     publish(plain, 0)
 
@@ -236,8 +198,8 @@ def test_a_held_version_can_be_read_in_any_order_of_events(
         if data.draw(st.integers(0, 3), label="scores") == 0:
             scoring.score(plain, "two")
 
-    scorer = VersionFolder(str(path), Interrupted(publish_some))
-    publisher = VersionFolder(str(path), Interrupted(score_some))
+    scorer = VersionFolder(str(path), interrupted(publish_some))
+    publisher = VersionFolder(str(path), interrupted(score_some))
     publisher._key = plain._key  # noqa: SLF001 - `take` would be interrupted too
     for action in data.draw(st.lists(st.sampled_from(["score", "publish"]), min_size=1, max_size=6), label="steps"):
         if action == "score":

@@ -225,41 +225,46 @@ def test_asgd() -> None:
     assert_close(job.run([0]), [0.71])
 
 
-def test_nag_asgd_is_heavy_ball_over_all_workers() -> None:
-    # v = 1: .9. v = .5 + 1 = 1.5: .75. Worker 0 at .9: v = .75 + .9 = 1.65: .585.
-    assert_trajectory(make("nag_asgd", momentum=0.5), [0.9, 0.75, 0.585])
-
-
-def test_naive_asgdm() -> None:
+#: Gradient rules, their learning rates, and the centers of `assert_trajectory`.
+TRAJECTORIES: list[tuple[Rule, Schedule | float, list[float]]] = [
+    # Heavy ball over all workers. v = 1: .9. v = .5 + 1 = 1.5: .75. Worker 0 at .9: v = .75 + .9 = 1.65: .585.
+    (make("nag_asgd", momentum=0.5), 0.1, [0.9, 0.75, 0.585]),
     # The same with eta inside: u = .1, .15, .165.
-    assert_trajectory(make("asgdm", momentum=0.5), [0.9, 0.75, 0.585])
-
-
-def test_naive_asgdm_rescales_its_momentum_when_eta_changes() -> None:
-    # eta halves before the third commit: u = .5 * (.15 / 2) + .05 * .9 = .0825.
-    assert_trajectory(make("asgdm", momentum=0.5), [0.9, 0.75, 0.6675], eta=StepDecay(0.1, (2,), 0.5))
-
-
-def test_multi_asgd() -> None:
+    (make("asgdm", momentum=0.5), 0.1, [0.9, 0.75, 0.585]),
+    # Its momentum is rescaled: eta halves before the third commit: u = .5 * (.15 / 2) + .05 * .9 = .0825.
+    (make("asgdm", momentum=0.5), StepDecay(0.1, (2,), 0.5), [0.9, 0.75, 0.6675]),
     # Each worker's own v: 1: .9. 1: .8. Worker 0 at .9: v = .5 + .9 = 1.4: .66.
-    assert_trajectory(make("multi_asgd", momentum=0.5), [0.9, 0.8, 0.66])
-
-
-def test_shifted_momentum() -> None:
+    (make("multi_asgd", momentum=0.5), 0.1, [0.9, 0.8, 0.66]),
     # u of worker 0: .1, then .05 + .09 = .14; of worker 1: .1.
-    assert_trajectory(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.66])
-
-
-def test_shifted_momentum_takes_the_rate_that_was_sent_with_the_parameters() -> None:
-    # eta halves at clock 1. Worker 1 received the old eta at clock 0: u = .1. Worker 0 received the new eta after its
-    # first commit: u = .5 * (.1 / 2) + .05 * .9 = .07.
-    assert_trajectory(make("shifted_momentum", momentum=0.5), [0.9, 0.8, 0.73], eta=StepDecay(0.1, (1,), 0.5))
-
-
-def test_lwp() -> None:
+    (make("shifted_momentum", momentum=0.5), 0.1, [0.9, 0.8, 0.66]),
+    # The rate is the one that was sent with the parameters. eta halves at clock 1. Worker 1 received the old eta at
+    # clock 0: u = .1. Worker 0 received the new eta after its first commit: u = .5 * (.1 / 2) + .05 * .9 = .07.
+    (make("shifted_momentum", momentum=0.5), StepDecay(0.1, (1,), 0.5), [0.9, 0.8, 0.73]),
     # tau = 1. v = 1: .9, sent .8. v = 1.5: .75, sent .6. Worker 0 at .8: v = .75 + .8 = 1.55: .595.
     # Worker 1 at .6: v = .775 + .6 = 1.375: .4575.
-    assert_trajectory(make("lwp", momentum=0.5), [0.9, 0.75, 0.595, 0.4575])
+    (make("lwp", momentum=0.5), 0.1, [0.9, 0.75, 0.595, 0.4575]),
+    # v0 = 1, sends 1.5: .85. v1 = 1: .7. Worker 0 at .85: v0 = .5 + .85 = 1.35, sends .675 + .85 = 1.525: .5475,
+    # which is DANA-Zero's .665 - .05 * (1.35 + 1).
+    (make("dana_slim", momentum=0.5), 0.1, [0.85, 0.7, 0.5475]),
+    # lambda 2. Worker 0 has no delay: .9, sent .85. Worker 1 at 1: 1 + 2 * (.9 - 1) = .8: .82, sent .82 - .05 * 1.8.
+    # Worker 0 at .85: .85 + 2 * .7225 * (.82 - .85) = .80665; v0 = 1.30665: .689335.
+    (make("dana_dc", momentum=0.5, compensation=2.0), 0.1, [0.9, 0.82, 0.689335]),
+    # lambda 2. .9. Worker 1 at 1: .8: .82. Worker 0 at .9: .9 + 2 * .81 * (.82 - .9) = .7704: .74296.
+    (make("dc_asgd", compensation=2.0), 0.1, [0.9, 0.82, 0.74296]),
+    # As above, with v0 = .5 + .7704 = 1.2704: .69296.
+    (make("dc_asgd", compensation=2.0, momentum=0.5), 0.1, [0.9, 0.82, 0.69296]),
+    # m .6, epsilon 0, lambda0 2. MS = .4. Then MS = .24 + .4 = .64, lambda = 2 / .8 = 2.5: 1 + 2.5 * (.9 - 1) = .75:
+    # .825.
+    (make("dc_asgd", adaptive=True, compensation=2.0, decay=0.6, epsilon=0.0), 0.1, [0.9, 0.825]),
+    # M = 0: .9, S = 1, sent .9 - .05 * .5 = .875. .8, M = 1, S = 0, sent .8 - .05 * 2 = .7.
+    # Worker 0 at .875: .8 - .1 * (.875 + .5) = .6625. Worker 1 at .7: .6625 - .1 * (.7 + .5) = .5425.
+    (make("smega2", momentum=0.5), 0.1, [0.9, 0.8, 0.6625, 0.5425]),
+]
+
+
+@pytest.mark.parametrize(("rule", "eta", "expected"), TRAJECTORIES)
+def test_a_gradient_rules_centers(rule: Rule, eta: Schedule | float, expected: list[float]) -> None:
+    assert_trajectory(rule, expected, eta=eta)
 
 
 def test_dana_zero() -> None:
@@ -269,46 +274,12 @@ def test_dana_zero() -> None:
     assert_close(job.center.model[0], [1.35 + 1.2])
 
 
-def test_dana_slim() -> None:
-    # v0 = 1, sends 1.5: .85. v1 = 1: .7. Worker 0 at .85: v0 = .5 + .85 = 1.35, sends .675 + .85 = 1.525: .5475,
-    # which is DANA-Zero's .665 - .05 * (1.35 + 1).
-    assert_trajectory(make("dana_slim", momentum=0.5), [0.85, 0.7, 0.5475])
-
-
-def test_dana_dc() -> None:
-    # lambda 2. Worker 0 has no delay: .9, sent .85. Worker 1 at 1: 1 + 2 * (.9 - 1) = .8: .82, sent .82 - .05 * 1.8.
-    # Worker 0 at .85: .85 + 2 * .7225 * (.82 - .85) = .80665; v0 = 1.30665: .689335.
-    assert_trajectory(make("dana_dc", momentum=0.5, compensation=2.0), [0.9, 0.82, 0.689335])
-
-
-def test_dc_asgd_with_a_constant_strength() -> None:
-    # lambda 2. .9. Worker 1 at 1: .8: .82. Worker 0 at .9: .9 + 2 * .81 * (.82 - .9) = .7704: .74296.
-    assert_trajectory(make("dc_asgd", compensation=2.0), [0.9, 0.82, 0.74296])
-
-
-def test_dc_asgd_with_momentum() -> None:
-    # As above, with v0 = .5 + .7704 = 1.2704: .69296.
-    assert_trajectory(make("dc_asgd", compensation=2.0, momentum=0.5), [0.9, 0.82, 0.69296])
-
-
-def test_dc_asgd_with_an_adaptive_strength() -> None:
-    # m .6, epsilon 0, lambda0 2. MS = .4. Then MS = .24 + .4 = .64, lambda = 2 / .8 = 2.5: 1 + 2.5 * (.9 - 1) = .75:
-    # .825.
-    assert_trajectory(make("dc_asgd", adaptive=True, compensation=2.0, decay=0.6, epsilon=0.0), [0.9, 0.825])
-
-
 def test_ormo() -> None:
     # t 0: e 0: u = .1: .9. t 1: head 1: center -.05, u = .05; e 1: u += .05, center -.1 * 1.5: .7.
     # t 2, worker 0 at .9, sent at 1: e 0: u = .19: .61. t 3: head 2: center -.095; worker 1 at .7, sent at 2: e 1:
     # -.1 * 1.5 * .7: .41.
     job = assert_trajectory(make("ormo", momentum=0.5), [0.9, 0.7, 0.61, 0.41])
     assert_close(job.center.model[0], [0.095 + 0.1 * 0.5 * 0.7])
-
-
-def test_smega2() -> None:
-    # M = 0: .9, S = 1, sent .9 - .05 * .5 = .875. .8, M = 1, S = 0, sent .8 - .05 * 2 = .7.
-    # Worker 0 at .875: .8 - .1 * (.875 + .5) = .6625. Worker 1 at .7: .6625 - .1 * (.7 + .5) = .5425.
-    assert_trajectory(make("smega2", momentum=0.5), [0.9, 0.8, 0.6625, 0.5425])
 
 
 ROUNDS = [[1.0, 2.0], [3.0, 6.0]]  # the gradients of each worker

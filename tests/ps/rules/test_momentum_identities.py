@@ -123,8 +123,7 @@ def test_adag_13_with_one_worker_is_sgd_with_gradients_that_are_one_commit_late(
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["asgdm", "nag_asgd", "multi_asgd", "shifted_momentum", "dana_zero", "dana_slim", "smega2", "ormo"],
+    "name", ["asgdm", "nag_asgd", "multi_asgd", "shifted_momentum", "dana_zero", "dana_slim", "smega2", "ormo"]
 )
 @fast
 @given(schedules)

@@ -324,9 +324,7 @@ def test_delay_adaptive_with_one_worker_is_sgd() -> None:
 
 @fast
 @given(schedules)
-def test_delay_adaptive_divides_by_the_staleness_and_dynsgd_by_the_staleness_plus_one(
-    schedule: list[int],
-) -> None:
+def test_delay_adaptive_divides_by_the_staleness_and_dynsgd_by_the_staleness_plus_one(schedule: list[int]) -> None:
     trace = run("delay_adaptive", schedule, threshold=1)
     assert_close(trace.scale, 1 / np.maximum(1, trace.staleness))
     dynamic = run("dynsgd", schedule, window=1)

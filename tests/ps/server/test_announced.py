@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,9 @@ import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.ps.announced_server import AnnouncedServer
+from support.ps.running_server import WorkerThread
 from support.ps.toy_model import toy_client
+from support.ps.watched_files import before_access
 
 from distkeras.ps.center.commit_log import COMMIT, CommitLog
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
@@ -30,8 +32,6 @@ from distkeras.ps.server.process import StartReport, StartRequest
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient, publication
-from distkeras.ps.worker.loop import run_worker
-from distkeras.ps.world.files import Files, LocalFiles
 from distkeras.ps.world.streams import Listener
 from distkeras.ps.world.world import REAL, World
 
@@ -51,24 +51,6 @@ def request(
         checkpoint=Checkpoint(str(folder), every=1),
     )
     return StartRequest(settings, KEY, None, StartMode(fresh=fresh, same_attempts=False, epochs=epochs), {}, token)
-
-
-class CallbackBeforeClaim(World):
-    """The system's world, except that a callback runs once, just before a claim is written."""
-
-    def __init__(self, happens: Callable[[], object]) -> None:
-        self._happens = [happens]
-
-    def files(self, uri: str, *, create: bool = True) -> Files:
-        world = self
-
-        class Claimed(LocalFiles):
-            def write(self, name: str, pieces: Iterable[Any]) -> None:
-                if name.startswith("owner-") and world._happens:
-                    world._happens.pop()()
-                super().write(name, pieces)
-
-        return Claimed(Path(uri))
 
 
 class CallbackBetweenChecks(World):
@@ -107,36 +89,19 @@ class Attempt(threading.Thread):
         return self._report
 
 
-class Worker(threading.Thread):
+class Worker(WorkerThread):
     """The job's worker, which waits for `go` at the step number ``held``."""
 
     def __init__(self, folder: Path, held: int = -1, epochs: int = 1, deadlines: Deadlines = PATIENT) -> None:
-        super().__init__(daemon=True)
-        self._epochs, self._deadlines = epochs, deadlines
-        self._folder, self._held, self._steps = folder, held, 0
+        self._held, self._steps = held, 0
         self.reached, self.go = threading.Event(), threading.Event()
-        self.error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            address = AnnouncedAddress("", 0, KEY, uri=str(self._folder))
-            client, welcome, begin = toy_client(
-                address,
-                make("downpour", window=1),
-                VALUES,
-                worker=0,
-                attempt=0,
-                size=SIZE,
-                eta=1.0,
-                epochs=self._epochs,
-                gradient=self._gradient,
-                deadlines=self._deadlines,
+        address = AnnouncedAddress("", 0, KEY, uri=str(folder))
+        options: dict[str, Any] = {"size": SIZE, "eta": 1.0, "epochs": epochs, "deadlines": deadlines}
+        super().__init__(
+            lambda: toy_client(
+                address, make("downpour", window=1), VALUES, worker=0, gradient=self._gradient, **options
             )
-            run_worker(client, welcome, begin)
-            client.close()
-        except Exception as error:  # noqa: BLE001 - `ended` raises it
-            self.error = error
+        )
 
     def _gradient(self, theta: np.ndarray, value: Any) -> np.ndarray:
         if self._steps == self._held:
@@ -145,11 +110,9 @@ class Worker(threading.Thread):
         self._steps += 1
         return np.ones(SIZE, np.float32)
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         self.go.set()
-        self.join(patience(60))
-        assert not self.is_alive()
-        assert self.error is None
+        assert self.ended() is None
 
 
 @contextmanager
@@ -197,7 +160,7 @@ def test_an_attempt_waits_while_another_attempt_serves_and_ends_successfully_wit
     assert worker.reached.wait(patience(30))
     other = Attempt(request(tmp_path), 1)
     until(waiting)
-    worker.ended()
+    worker.finish()
     assert check_exact(tmp_path) == [1]
     goodbye(tmp_path)
     assert owner.returned() is None
@@ -215,7 +178,7 @@ def test_an_attempt_that_is_overtaken_before_it_claims_waits_for_the_owner(tmp_p
 
     other = Attempt(request(tmp_path), 1, CallbackBetweenChecks(serve))
     until(lambda: owners and incarnation(tmp_path))
-    Worker(tmp_path).ended()
+    Worker(tmp_path).finish()
     assert check_exact(tmp_path) == [1]
     goodbye(tmp_path)
     assert owners[0].returned() is None
@@ -244,7 +207,7 @@ def test_a_standby_takes_over_from_a_dead_owner(tmp_path: Path) -> None:
         other = Attempt(request(place, standstill=patience(300)), 1)
         owner.kill()
         until(lambda: incarnation(place) == 2)
-        worker.ended()
+        worker.finish()
         assert check_exact(place)[-1] == 2
         goodbye(place)
         assert other.returned() is None
@@ -261,7 +224,7 @@ def test_a_suspended_owner_is_replaced_and_ends_when_it_resumes(tmp_path: Path) 
         other = Attempt(impatient, 1)
         until(lambda: incarnation(place) == 2)
         owner.go_on()
-        worker.ended()
+        worker.finish()
         assert check_exact(place)[-1] == 2
         goodbye(place)
         assert other.returned() is None
@@ -277,7 +240,7 @@ def test_a_worker_that_waits_for_a_suspended_owner_continues_with_its_successor(
         owner.stop()
         worker.go.set()
         other = Attempt(request(place, standstill=brief(1), handshake=brief(0.5)), 1)
-        worker.ended()  # The first owner is still suspended.
+        worker.finish()  # The first owner is still suspended.
         assert check_exact(place)[-1] == 2
         goodbye(place)
         assert other.returned() is None
@@ -292,7 +255,7 @@ def test_a_standby_does_not_wait_for_an_owner_that_the_driver_has_given_up(tmp_p
         with AnnouncedServer(tmp_path / "next", patient, CENTER, attempt=64, given_up=1) as other:
             until(lambda: incarnation(place) == 65)
             worker = Worker(place)
-            worker.ended()
+            worker.finish()
             assert check_exact(place) == [65]
             goodbye(place)
             assert other.returned() is None
@@ -327,7 +290,7 @@ def test_a_resumed_job_with_more_epochs_keeps_them_when_its_first_attempt_dies(t
     place = tmp_path / "place"
     first = Attempt(request(place), 0)
     until(lambda: incarnation(place))
-    Worker(place).ended()
+    Worker(place).finish()
     goodbye(place)
     assert first.returned() is None
     longer = request(place, fresh=False, token="0000000b", epochs=2)
@@ -338,7 +301,7 @@ def test_a_resumed_job_with_more_epochs_keeps_them_when_its_first_attempt_dies(t
         path.unlink()
     again = Attempt(longer, 1)
     until(lambda: incarnation(place) == 3)
-    Worker(place, epochs=2).ended()
+    Worker(place, epochs=2).finish()
     assert check_exact(place, epochs=2) == [1, 3]
     goodbye(place)
     assert again.returned() is None
@@ -348,12 +311,12 @@ def test_a_resumed_job_whose_first_attempt_died_before_it_claimed_is_served_by_t
     """The next attempt finds only what the earlier job saved, because no worker was served by its own job yet."""
     first = Attempt(request(tmp_path), 0)
     until(lambda: incarnation(tmp_path))
-    Worker(tmp_path).ended()
+    Worker(tmp_path).finish()
     goodbye(tmp_path)
     assert first.returned() is None
     again = Attempt(request(tmp_path, fresh=False, token="0000000b", epochs=2), 1)
     until(lambda: incarnation(tmp_path) > 1)
-    Worker(tmp_path, epochs=2).ended()
+    Worker(tmp_path, epochs=2).finish()
     goodbye(tmp_path)
     assert again.returned() is None
 
@@ -374,7 +337,7 @@ def test_an_attempt_of_a_superseded_job_claims_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_attempt_claims_again_if_another_job_claims_at_the_same_moment(tmp_path: Path, number: int) -> None:
     """The other job's driver may be dead; a server next to its driver behaves in the same way."""
-    world = CallbackBeforeClaim(SnapshotDirectory(str(tmp_path), token="ffffffff").take_over)
+    world = before_access("write", "owner-", SnapshotDirectory(str(tmp_path), token="ffffffff").take_over)
     attempt = Attempt(request(tmp_path, fresh=False), number, world)
     until(lambda: incarnation(tmp_path) or not attempt.is_alive())
     assert attempt.is_alive()
@@ -414,7 +377,7 @@ def test_an_owner_with_a_corrupt_center_ends_so_that_another_attempt_continues(
     with pytest.raises(ServerLostError, match="the center of this server is corrupt"):
         owner.returned()
     second = Attempt(request(tmp_path), 1)
-    worker.ended()
+    worker.finish()
     assert check_exact(tmp_path) == [2]
     goodbye(tmp_path)
     assert second.returned() is None

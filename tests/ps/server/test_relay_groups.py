@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience
-from support.ps.running_server import Running
-from support.ps.toy_model import toy_client
+from support.ps.running_server import Running, WorkerThread
+from support.ps.toy_model import Values, toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import RelayLostError, RemoteProtocolError
@@ -23,40 +22,25 @@ from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.protocol.messages import Announce, CenterReply, Commit, Members, Pull
 from distkeras.ps.rules import make
 from distkeras.ps.transport.relay_group import RelayGroup
-from distkeras.ps.worker.loop import run_worker
 
 pytestmark = pytest.mark.timeout(60)
 
 SIZE = 2003
 
 
-class GroupedWorker(threading.Thread):
-    """A worker in a thread of its own; `error` is set if it fails."""
+class GroupedWorker(WorkerThread):
+    """A worker of a group of ``workers``, in a thread; ``options`` are those of `toy_client`."""
 
-    def __init__(self, running: Running, worker: int, values: Sequence[Any], *, node: str = "", **options: Any) -> None:
-        super().__init__(daemon=True)
-        self.error: Exception | None = None
-        self.group = RelayGroup(lambda: "127.0.0.1", node, options.pop("workers"), shared=options.get("shared", False))
-        self._running, self._worker, self._values, self._options = running, worker, values, options
+    def __init__(
+        self, running: Running, worker: int, values: Values, *, workers: int, node: str = "", **options: Any
+    ) -> None:
+        self.group = RelayGroup(lambda: "127.0.0.1", node, workers, shared=options.get("shared", False))
+        options |= {"size": SIZE, "deadlines": running.deadlines, "group": self.group}
+        super().__init__(lambda: toy_client(running.address, running.rule, values, worker=worker, **options))
 
     def run(self) -> None:
-        try:
-            client, welcome, begin = toy_client(
-                self._running.address,
-                self._running.rule,
-                self._values,
-                worker=self._worker,
-                size=SIZE,
-                deadlines=self._running.deadlines,
-                group=self.group,
-                **self._options,
-            )
-            run_worker(client, welcome, begin)
-            client.close()
-        except Exception as error:  # noqa: BLE001 - the test asserts on it
-            self.error = error
-        finally:
-            self.group.close()
+        with contextlib.closing(self.group):
+            super().run()
 
 
 def values_of(workers: int, batches: int) -> list[list[np.ndarray]]:
@@ -75,12 +59,7 @@ def trained(
             GroupedWorker(running, worker, values, node=nodes[worker] if nodes else "", workers=workers, **options)
             for worker, values in enumerate(data)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(patience(20))
-            assert not thread.is_alive()
-        assert [thread.error for thread in threads] == [None] * workers
+        assert [thread.ended() for thread in threads] == [None] * workers
         assert running.server.fault is None
         return running.driver.center().center.copy(), running.driver.drain().commits.view(COMMIT)
 
@@ -130,16 +109,13 @@ def test_a_nan_skips_only_the_commit_of_its_own_worker() -> None:
 def test_a_relay_does_not_wait_for_a_worker_that_ends_before_it_connects(ends: str) -> None:
     with Running(make("downpour", window=2), workers=2, size=SIZE, groups=1) as running:
         relay = GroupedWorker(running, 0, values_of(1, 6)[0], workers=2)
-        relay.start()
         other = running.client(1, size=SIZE)
         other.join()
         assert other.request(Announce(1, 0, 1, "127.0.0.1", 1, ""), Members).places.startswith("0 ")
         if ends == "with its data":
             other.leave()
         other.close()
-        relay.join(patience(15))  # This is shorter than a lease.
-        assert not relay.is_alive()
-        assert relay.error is None
+        assert relay.ended(15) is None  # This is shorter than a lease.
 
 
 def test_a_group_commit_that_includes_a_worker_that_has_joined_again_is_refused() -> None:
@@ -192,18 +168,13 @@ def test_a_relay_that_does_not_respond_is_replaced() -> None:
     deadlines = replace(PATIENT, handshake=brief(1), lease=brief(1))
     with Running(make("downpour", window=2), workers=3, size=SIZE, groups=1, deadlines=deadlines) as running:
         silent = running.client(0, size=SIZE)
-        workers = [GroupedWorker(running, worker, data[worker], workers=3) for worker in (1, 2)]
         with contextlib.closing(silent), socket.create_server(("127.0.0.1", 0)) as port:
             silent.join()
-            for worker in workers:
-                worker.start()
+            workers = [GroupedWorker(running, worker, data[worker], workers=3) for worker in (1, 2)]
             number = int(port.getsockname()[1])
             places = silent.request(Announce(0, 0, 1, "127.0.0.1", number, ""), Members, patience(20)).places
             assert places.startswith(f"0 127.0.0.1 {number}")
-            for worker in workers:
-                worker.join(patience(20))
-                assert not worker.is_alive()
-                assert worker.error is None
+            assert [worker.ended() for worker in workers] == [None, None]
         commits = running.driver.drain().commits.view(COMMIT)
         assert sorted(commits["worker"].tolist()) == [1, 1, 2, 2]
 

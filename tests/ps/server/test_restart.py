@@ -16,9 +16,10 @@ from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.ps.forgetful_server import Forgetful
 from support.ps.frames import some_commit
+from support.ps.running_server import WorkerThread
+from support.ps.served_job import ServedJob, batches_in
 from support.ps.toy_model import toy_client
 
-from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import (
     ConfigurationError,
@@ -33,7 +34,6 @@ from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.loop import run_worker
 from distkeras.training.supervisor import Supervisor
 
 SIZE = 501
@@ -41,8 +41,8 @@ SIZE = 501
 VALUES = [float(number + 1) for number in range(40)]
 
 
-class Job:
-    """A server process with snapshots, and workers in threads."""
+class Job(ServedJob):
+    """A job of two workers that add whole numbers; ``options`` are those of a worker or of the server's process."""
 
     def __init__(
         self,
@@ -52,106 +52,28 @@ class Job:
         workers: int = 2,
         every: int = 3,
         eta: float = 1.0,
-        resume: bool = False,
         epochs: int = 1,
         **options: Any,
     ) -> None:
-        self.rule, self.epochs, self.eta = rule or make("downpour", window=2), epochs, eta
-        self.overlap, self.wire_format = options.pop("overlap", False), options.pop("wire_format", "float32")
-        self.process = ServerProcess(
-            ServerSettings(
-                self.rule,
-                workers=workers,
-                learning_rate=eta if self.rule.traits.gradient else None,
-                deadlines=PATIENT,
-                checkpoint=Checkpoint(str(folder), every=every),
-            ),
-            resume=resume,
-            epochs=epochs,
-            **options,
+        self.rule = rule or make("downpour", window=2)
+        self._options: dict[str, Any] = {"eta": eta, "epochs": epochs}
+        self._options |= {name: options.pop(name) for name in ("overlap", "wire_format") if name in options}
+        rate = eta if self.rule.traits.gradient else None
+        checkpoint = Checkpoint(str(folder), every=every)
+        settings = ServerSettings(
+            self.rule, workers=workers, learning_rate=rate, deadlines=PATIENT, checkpoint=checkpoint
         )
-        self.process.start()
-        self.driver = DriverClient(self.process.address, PATIENT)
-        self.publish()
-        self.threads: list[threading.Thread] = []
-        self.errors: list[Exception] = []
+        super().__init__(settings, epochs=epochs, **options)
 
-    def publish(self) -> None:
-        self.publish_with(self.driver)
-
-    @staticmethod
-    def publish_with(driver: DriverClient) -> None:
+    def publish(self, driver: DriverClient) -> None:
         driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
 
-    def start(
-        self,
-        worker: int,
-        *,
-        attempt: int = 0,
-        gradient: Callable[..., Any] | None = None,
-        values: Sequence[float] = VALUES,
-    ) -> threading.Thread:
-        def run() -> None:
-            try:
-                client, welcome, begin = toy_client(
-                    self.process.address,
-                    self.rule,
-                    values,
-                    worker=worker,
-                    attempt=attempt,
-                    size=SIZE,
-                    eta=self.eta,
-                    gradient=gradient,
-                    epochs=self.epochs,
-                    deadlines=PATIENT,
-                    overlap=self.overlap,
-                    wire_format=self.wire_format,
-                )
-                run_worker(client, welcome, begin)
-                client.close()
-            except Exception as error:  # noqa: BLE001 - `join` asserts that there is none
-                self.errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        self.threads.append(thread)
-        return thread
-
-    def join(self) -> None:
-        for thread in self.threads:
-            thread.join(patience(60))
-            assert not thread.is_alive()
-        assert self.errors == []
-
-    def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
-        assert self.process.exited(patience(10))
-
-    def revive(self) -> None:
-        self.driver.close()
-        self.process.restart()
-        self.publish()
-
-    def commits(self) -> np.ndarray:
-        return self.driver.drain().commits.view(COMMIT)
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *exc_info: None) -> None:
-        self.driver.close()
-        self.process.close()
-
-
-def ranges(commits: np.ndarray, worker: int) -> list[tuple[int, int]]:
-    """Return the mini-batches of ``worker`` in the order in which they were committed."""
-    own = commits[commits["worker"] == worker]
-    assert own["sequence"].tolist() == list(range(1, len(own) + 1))
-    return [
-        (epoch, batch)
-        for epoch, first, last in own[["epoch", "first_batch", "last_batch"]].tolist()
-        for batch in range(first, last + 1)
-    ]
+    def start(self, worker: int, values: Sequence[float] = VALUES, **options: Any) -> WorkerThread:
+        """Start a worker; ``options`` are those of `toy_client`."""
+        options |= {"size": SIZE, "deadlines": PATIENT, **self._options}
+        started = WorkerThread(lambda: toy_client(self.process.address, self.rule, values, worker=worker, **options))
+        self.workers.append(started)
+        return started
 
 
 def check_exact(job: Job, workers: int = 2, epochs: int = 1) -> None:
@@ -159,26 +81,23 @@ def check_exact(job: Job, workers: int = 2, epochs: int = 1) -> None:
     commits = job.commits()
     assert commits["clock"].tolist() == list(range(len(commits)))
     for worker in range(workers):
-        assert ranges(commits, worker) == [(epoch, batch) for epoch in range(epochs) for batch in range(len(VALUES))]
+        assert job.batches_of(worker) == [(epoch, batch) for epoch in range(epochs) for batch in range(len(VALUES))]
     if job.rule.name == "downpour":
         expected = np.full(SIZE, -epochs * workers * sum(VALUES), np.float32)
         np.testing.assert_array_equal(job.driver.center().center, expected)
 
 
-def gated(gate: threading.Event, steps: int) -> Callable[..., Any]:
-    """Return a worker's gradient function that waits for ``gate`` after so many steps."""
-    taken = itertools.count()
+def gated(gate: threading.Event, due: Callable[[float], bool]) -> Callable[..., Any]:
+    """Return a worker's gradient function that waits for ``gate`` at the mini-batches that are ``due``.
+
+    A restarted server repeats mini-batches, so that a number of steps would not say where a worker is.
+    """
 
     def gradient(theta: np.ndarray, value: float) -> np.ndarray:
-        assert next(taken) < steps or gate.wait(patience(60))
+        assert not due(value) or gate.wait(patience(60))
         return np.full(theta.shape, value)
 
     return gradient
-
-
-def at_clock(job: Job, clock: int) -> None:
-    """Wait until ``clock`` commits are applied."""
-    until(lambda: job.driver.observe(clock - 1, 1.0).clock >= clock)
 
 
 @pytest.mark.parametrize(
@@ -197,11 +116,11 @@ def test_every_batch_counts_once_after_two_restarts(tmp_path: Path, name: str, o
     gate = threading.Event()
     with Job(tmp_path, rule, every=7, eta=1.0 if rule.name == "downpour" else 0.1, **options) as job:
         for worker in range(2):
-            job.start(worker, gradient=gated(gate, 30))
-        at_clock(job, 10)
+            job.start(worker, gradient=gated(gate, lambda value: value > 30))
+        job.at_clock(10)
         job.kill()
         job.revive()
-        at_clock(job, 25)
+        job.at_clock(25)
         job.kill()
         job.revive()
         gate.set()
@@ -217,11 +136,10 @@ def test_a_server_that_dies_before_its_first_snapshot_starts_over(tmp_path: Path
         job.kill()
         for path in tmp_path.iterdir():
             path.unlink()
-        thread = job.start(0)
+        job.start(0)
         job.revive()
         assert job.process.resumed is None
         job.start(1)
-        thread.join(patience(30))
         job.join()
         check_exact(job)
         assert set(job.commits()["incarnation"]) == {2}
@@ -252,7 +170,7 @@ def test_a_damaged_snapshot_is_skipped(tmp_path: Path) -> None:
     gate = threading.Event()
     with Job(tmp_path, every=5) as job:
         for worker in range(2):
-            job.start(worker, gradient=gated(gate, 30))
+            job.start(worker, gradient=gated(gate, lambda value: value > 30))
         until(lambda: len(list(tmp_path.glob("snapshot-*.dks"))) >= 2)
         job.kill()
         gate.set()
@@ -323,8 +241,10 @@ class TestResume:
         gate = threading.Event()
         with Job(folder, epochs=2, **options) as job:
             for worker in range(2):
-                job.start(worker, attempt=100 + worker, gradient=gated(gate, 60))
-            at_clock(job, 60)
+                taken = itertools.count()
+                due = lambda _, taken=taken: next(taken) >= 60  # noqa: E731 - a name makes no shorter test
+                job.start(worker, attempt=100 + worker, gradient=gated(gate, due))
+            job.at_clock(60)
             job.process.close()
             gate.set()
             clock = max(int(path.stem.split("-")[-1]) for path in folder.glob("snapshot-*.dks"))
@@ -354,14 +274,8 @@ class TestResume:
             commits = job.commits()
             assert len(commits) > clock
             for worker in range(3):
-                new = [
-                    (epoch, batch)
-                    for epoch, first, last in commits[clock:][commits[clock:]["worker"] == worker][
-                        ["epoch", "first_batch", "last_batch"]
-                    ].tolist()
-                    for batch in range(first, last + 1)
-                ]
-                assert new == [(e, b) for e in range(1, 2) for b in range(len(VALUES))]
+                new = batches_in(commits[clock:][commits[clock:]["worker"] == worker])
+                assert new == [(1, batch) for batch in range(len(VALUES))]
 
     def test_a_resumed_job_with_more_epochs_trains_them(self, tmp_path: Path) -> None:
         with Job(tmp_path, make("dana_zero"), eta=0.1) as job:
@@ -396,20 +310,19 @@ class TestResume:
     def test_a_partition_without_rows_stays_ended_after_a_restart(self, tmp_path: Path) -> None:
         """The partition's task has returned; if the partition were open again, a round would wait for it forever."""
         with Job(tmp_path, make("ssgd"), eta=0.1) as job:
-            job.start(1, values=[])
+            job.start(1, [])
             job.start(0)
             job.join()
         with Job(tmp_path, make("ssgd"), eta=0.1, resume=True, epochs=2) as job:
             gate = threading.Event()
-            empty = job.start(1, values=[])
-            job.start(0, gradient=gated(gate, 5))
-            empty.join(patience(30))
-            assert not empty.is_alive()
+            empty = job.start(1, [])
+            job.start(0, gradient=gated(gate, lambda value: value > 5))
+            assert empty.ended() is None
             job.kill()
             job.revive()
             gate.set()
             job.join()
-            assert ranges(job.commits(), 0) == [(epoch, batch) for epoch in range(2) for batch in range(len(VALUES))]
+            assert job.batches_of(0) == [(epoch, batch) for epoch in range(2) for batch in range(len(VALUES))]
 
     def test_snapshots_of_another_job_are_refused(self, tmp_path: Path) -> None:
         with Job(tmp_path, job={"batch_size": 4}):
@@ -429,16 +342,14 @@ class TestTwoDrivers:
         gate = threading.Event()
         with Job(tmp_path, every=1) as older:
             for worker in range(2):
-                older.start(worker, attempt=100 + worker, gradient=gated(gate, 20))
-            at_clock(older, 8)
+                older.start(worker, attempt=100 + worker, gradient=gated(gate, lambda value: value > 20))
+            older.at_clock(8)
             with Job(tmp_path, every=1, resume=True) as newer:
                 gate.set()  # The older job's workers continue to the end of their data.
                 with pytest.raises(OwnershipLostError, match=f"of process {newer.process.pid} on .*, since"):
                     until(lambda: older.driver.observe(1000, 0.1) is None)
-                for thread in older.threads:
-                    thread.join(patience(60))
                 # No worker has ended successfully.
-                assert [type(error) for error in older.errors] == [JobStoppedError] * 2
+                assert [type(worker.ended()) for worker in older.workers] == [JobStoppedError] * 2
                 older.kill()
                 with pytest.raises(OwnershipLostError, match=f"of process {newer.process.pid} on .*, since"):
                     older.process.restart()
@@ -454,12 +365,12 @@ def at_snapshot(folder: Path, beside: Collection[Path] = ()) -> None:
 
 
 def test_a_commit_that_is_applied_in_part_is_not_in_the_result(tmp_path: Path) -> None:
-    with Job(tmp_path, every=2, world=Forgetful()) as job, Supervisor(job.process, job.publish_with) as server:
+    with Job(tmp_path, every=2, world=Forgetful()) as job, Supervisor(job.process, job.publish) as server:
         for worker in range(2):
             job.start(worker)
-        while any(thread.is_alive() for thread in job.threads):
+        while any(thread.is_alive() for thread in job.workers):
             server.watch()
-            job.threads[0].join(0.05)
+            job.workers[0].join(0.05)
         job.join()
         job.driver.close()  # It was connected to the previous server.
         check_exact(job)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,12 +15,11 @@ import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
 from support.ps.frames import some_commit
-from support.ps.running_server import SIZE, Running, running_worker, socket_of
-from support.ps.toy_model import batches, toy_worker
+from support.ps.running_server import SIZE, Running, socket_of
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import (
-    AuthenticationError,
     BadValueError,
     DeadlineError,
     JobStoppedError,
@@ -33,39 +30,17 @@ from distkeras.ps.errors import (
     ServerLostError,
     ShapeError,
 )
-from distkeras.ps.protocol.loop import CommitRecord, Compute, Loop, ProbeRequest, PullRequest, Reply
+from distkeras.ps.protocol.loop import CommitRecord, ProbeRequest, Reply
 from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status, error_of, fault_of
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.job_state import TRANSITIONS, JobCondition, ServerState
-from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.transport.worker_client import WorkerClient
-
-
-def drive(client: WorkerClient, loop: Loop) -> Iterator[None]:
-    """Answer the loop's requests; yield after each exchange."""
-    reply: Reply | None = None
-    try:
-        request: Any = next(loop)
-        while True:
-            if isinstance(request, Compute):
-                reply = None
-            elif isinstance(request, PullRequest):
-                reply = client.pull()
-            else:
-                reply = client.commit(request)
-                yield
-            request = loop.send(reply)
-    except StopIteration:
-        client.leave()
 
 
 def test_the_driver_receives_all_records_and_the_history() -> None:
     with Running(make("downpour", window=2)) as running:
-        thread, errors = running_worker(running, 0, [np.ones(1)] * 5)
-        thread.join(patience(20))
-        assert errors == []
+        assert running.train(0, [np.ones(1)] * 5).ended() is None
         records = running.driver.drain()
         commits = records.commits.view(COMMIT)
         assert records.total == 3
@@ -79,20 +54,11 @@ def test_the_driver_receives_all_records_and_the_history() -> None:
         assert running.driver.drain(start=2).commits.view(COMMIT)["clock"].tolist() == [2]
 
 
-def test_a_worker_receives_the_model_file() -> None:
-    with Running(make("downpour")) as running:
-        client = running.client()
-        assert client.fetch_model() == b"the model"
-        client.close()
-
-
 def test_only_the_same_center_may_be_published_again() -> None:
     """The answer to the first publication may have been lost, and the center may have moved meanwhile."""
     start = np.arange(SIZE, dtype=np.float32)
     with Running(make("downpour", window=1), start=start, workers=1) as running:
-        thread, errors = running_worker(running, 0, [np.ones(1)])
-        thread.join(patience(20))
-        assert errors == []
+        assert running.train(0, [np.ones(1)]).ended() is None
         moved = running.driver.center().center.copy()
         running.driver.publish(start, model=b"the model")
         np.testing.assert_array_equal(running.driver.center().center, moved)
@@ -106,21 +72,14 @@ def test_a_late_answer_is_not_taken_for_the_answer_to_a_later_request() -> None:
     with Running(make("downpour")) as running:
         with pytest.raises(DeadlineError, match="the server's answer to Observe"):
             running.driver.request(Observe(0, patience(300)), Status, timeout=brief(0.1))
-        thread, errors = running_worker(running, 0, [np.ones(1)])
-        thread.join(patience(20))
-        assert errors == []
+        assert running.train(0, [np.ones(1)]).ended() is None
         assert running.driver.center().clock == 1
 
 
 class TestLostReplies:
     def test_a_commit_whose_reply_was_lost_is_not_applied_twice(self) -> None:
-        rule = make("downpour")
-        with Running(rule) as running:
-            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=PATIENT)
-            next(loop)
-            request: Any = loop.send(client.pull())
-            while isinstance(request, Compute):
-                request = loop.send(None)
+        with Running(make("downpour")) as running:
+            client = (worker := running.turns(0, [np.ones(1)] * 3)).client
             cut: list[bool] = []
             send = present(client.channel).send
 
@@ -132,21 +91,15 @@ class TestLostReplies:
                     socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)  # … and its reply never arrives.
 
             present(client.channel).send = send_then_cut
-            reply = client.commit(request)
+            reply = worker.turn()
             assert cut == [True]
             np.testing.assert_allclose(present(reply.center)[0], -0.1)
             assert running.driver.center().clock == 1
-            loop.send(reply)
             client.close()
 
     def test_a_commit_that_is_cut_off_halfway_is_not_applied_and_is_sent_again(self) -> None:
-        rule = make("downpour")
-        with Running(rule) as running:
-            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 3, worker=0, size=SIZE, deadlines=PATIENT)
-            next(loop)
-            request: Any = loop.send(client.pull())
-            while isinstance(request, Compute):
-                request = loop.send(None)
+        with Running(make("downpour")) as running:
+            client = (worker := running.turns(0, [np.ones(1)] * 3)).client
             connection = present(client.channel).connection
             whole = connection.send
 
@@ -158,7 +111,7 @@ class TestLostReplies:
                 return []
 
             connection.send = half
-            reply = client.commit(request)
+            reply = worker.turn()
             np.testing.assert_allclose(present(reply.center)[0], -0.1)
             assert running.driver.center().clock == 1
             client.close()
@@ -174,17 +127,13 @@ class TestLostReplies:
 
 class TestTakeover:
     def test_a_retried_attempt_continues_where_the_dead_attempt_ended(self) -> None:
-        rule = make("downpour")
         values = [np.full(1, float(2**i)) for i in range(6)]
-        with Running(rule, workers=1) as running:
-            first, loop = toy_worker(running.address, rule, values, worker=0, attempt=3, size=SIZE, deadlines=PATIENT)
-            exchanges = drive(first, loop)
-            next(exchanges)
-            next(exchanges)
-            present(first.channel).close()  # It dies without a message.
-            thread, errors = running_worker(running, 0, values, attempt=8)
-            thread.join(patience(20))
-            assert errors == []
+        with Running(make("downpour"), workers=1) as running:
+            first = running.turns(0, values, attempt=3)
+            first.turn()
+            first.turn()
+            present(first.client.channel).close()  # It dies without a message.
+            assert running.train(0, values, attempt=8).ended() is None
             np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
             commits = running.driver.drain().commits.view(COMMIT)
             assert commits["first_batch"].tolist() == [0, 1, 2, 3, 4, 5]
@@ -223,13 +172,6 @@ class TestRefusals:
             assert running.driver.observe(-1, patience(5)).finished == 0
             client.close()
 
-    def test_another_key_is_refused(self) -> None:
-        with Running(make("downpour")) as running:
-            host, port = running.server.address
-            deadlines = replace(PATIENT, reconnect=brief(0.2))
-            with pytest.raises(AuthenticationError):
-                WorkerClient(Address(host, port, b"x" * 32), worker=0, attempt=0, size=SIZE, deadlines=deadlines).join()
-
     def test_another_model_size_is_refused(self) -> None:
         with Running(make("downpour")) as running:
             client = running.client(size=5)
@@ -239,71 +181,35 @@ class TestRefusals:
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
     def test_a_commit_that_is_not_finite_never_touches_the_center_and_ends_the_job(self, bad: float) -> None:
-        rule = make("downpour")
-        with Running(rule) as running:
-            values = [np.ones(1), np.full(1, bad)]
-            client, loop = toy_worker(running.address, rule, values, worker=1, size=SIZE, deadlines=PATIENT)
-            exchanges = drive(client, loop)
-            next(exchanges)
+        with Running(make("downpour")) as running:
+            worker = running.turns(1, [np.ones(1), np.full(1, bad)])
+            worker.turn()
             with pytest.raises(NonFiniteError, match="a commit holds") as caught:
-                next(exchanges)
+                worker.turn()
             assert (caught.value.worker, caught.value.step) == (1, 1)
             received = running.driver.center()
             assert received.clock == 1
             assert np.isfinite(received.center).all()
             with pytest.raises(NonFiniteError):
                 running.driver.observe(0, patience(5))
-            client.close()
+            worker.client.close()
 
     def test_finite_commits_whose_sum_is_not_finite_end_the_job_with_an_error(self) -> None:
-        rule = make("downpour", window=1)
-        with Running(rule) as running:
+        with Running(make("downpour", window=1)) as running:
             values = [[np.full(1, -2e38)], [np.zeros(1), np.full(1, -2e38)]]
-            workers = [
-                toy_worker(running.address, rule, own, worker=worker, size=SIZE, eta=1.0, deadlines=PATIENT)
-                for worker, own in enumerate(values)
-            ]
-            first, second = (drive(*worker) for worker in workers)
-            next(second)
-            next(first)
+            first, second = (running.turns(worker, own, eta=1.0) for worker, own in enumerate(values))
+            second.turn()
+            first.turn()
             with pytest.raises(NonFiniteError, match="rule 'downpour' made the center non-finite") as caught:
-                next(second)
+                second.turn()
             assert (caught.value.worker, caught.value.step) == (1, 1)
             with pytest.raises(NonFiniteError):
                 running.driver.observe(0, patience(5))
-            for client, _ in workers:
-                client.close()
+            second.client.close()
 
     def test_large_finite_numbers_are_no_fault(self) -> None:
-        rule = make("downpour")
-        with Running(rule) as running:
-            thread, errors = running_worker(running, 0, [np.full(1, 1e30)])
-            thread.join(patience(20))
-            assert errors == []
-
-    @pytest.mark.parametrize(
-        "noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"DKPS" + bytes(200), random.Random(0).randbytes(4096)]
-    )
-    def test_garbage_does_not_harm_other_connections(self, noise: bytes) -> None:
         with Running(make("downpour")) as running:
-            with socket.create_connection(running.server.address, timeout=patience(5)) as sock:
-                # The server may close the connection before all of the noise is sent.
-                with contextlib.suppress(OSError):
-                    sock.sendall(noise)
-                    sock.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(ConnectionResetError):
-                    while sock.recv(4096):
-                        pass
-            thread, errors = running_worker(running, 0, [np.ones(1)])
-            thread.join(patience(20))
-            assert errors == []
-
-    def test_a_silent_peer_is_dropped(self) -> None:
-        with Running(make("downpour")) as running:
-            running.server.deadlines = replace(PATIENT, handshake=brief(0.2))
-            with socket.create_connection(running.server.address, timeout=patience(5)) as sock:
-                while sock.recv(4096):
-                    pass  # It receives the challenge and then the end of the stream.
+            assert running.train(0, [np.full(1, 1e30)]).ended() is None
 
 
 class TestFaults:
@@ -332,16 +238,7 @@ class TestFaults:
             for client in clients:
                 client.close()
 
-    def test_stop_ends_every_worker(self) -> None:
-        with Running(make("downpour")) as running:
-            client = running.client()
-            client.join()
-            running.driver.stop("enough")
-            with pytest.raises(JobStoppedError, match="enough"):
-                client.pull()
-            client.close()
-
-    def test_no_commit_is_applied_after_a_stop(self) -> None:
+    def test_every_request_after_a_stop_is_refused(self) -> None:
         with Running(make("downpour")) as running:
             client = running.client()
             client.join()
@@ -349,6 +246,9 @@ class TestFaults:
             running.driver.stop("enough")
             with pytest.raises(JobStoppedError, match="enough"):
                 client.request(some_commit(np.ones(SIZE, np.float32)), CenterReply)
+            for request in (client.pull, client.occupied):
+                with pytest.raises(JobStoppedError, match="enough"):
+                    request()
             assert running.driver.center().clock == 0
             client.close()
 
@@ -374,14 +274,6 @@ def test_closing_ends_every_thread() -> None:
     for client in clients:
         client.close()  # Its heartbeat thread ends shortly afterwards.
     until(lambda: set(threading.enumerate()) <= before)
-
-
-def test_toy_batches_start_at_any_position() -> None:
-    assert [(b.epoch, b.index, b.last) for b in batches("ab", epochs=2, start=(0, 1))] == [
-        (0, 1, True),
-        (1, 0, False),
-        (1, 1, True),
-    ]
 
 
 def test_consecutive_replies_use_different_buffers() -> None:
@@ -481,18 +373,16 @@ class BlockedCommit:
 
 class TestProbes:
     def test_the_server_is_occupied_while_another_workers_commit_is_blocked(self) -> None:
-        rule = make("zealous_downpour")
-        with Running(rule) as running:
+        with Running(make("zealous_downpour")) as running:
             prober = running.client(1)
             prober.join()
             assert not prober.occupied()
             held = BlockedCommit(running)
-            thread, errors = running_worker(running, 0, [np.ones(1)])
+            worker = running.train(0, [np.ones(1)])
             assert held.entered.wait(patience(20))
             assert prober.occupied()
             held.go.set()
-            thread.join(patience(20))
-            assert errors == []
+            assert worker.ended() is None
             assert not prober.occupied()
             prober.close()
 
@@ -500,13 +390,8 @@ class TestProbes:
         with Running(make("downpour")) as running:
             prober = running.client(1)
             prober.join()
-            where, rule = running.address, running.rule
-            client, loop = toy_worker(where, rule, [np.ones(1)], worker=0, size=SIZE, deadlines=PATIENT)
-            next(loop)
-            request: Any = loop.send(client.pull())
-            while isinstance(request, Compute):
-                request = loop.send(None)
-            thread = threading.Thread(target=client.commit, args=(request,), daemon=True)
+            worker = running.turns(0, [np.ones(1)])
+            thread = threading.Thread(target=worker.turn, daemon=True)
             deadline = time.monotonic() + patience(20)
             with running.server.dispatcher.changed:
                 thread.start()
@@ -516,28 +401,28 @@ class TestProbes:
             thread.join(patience(20))
             assert not prober.occupied()
             prober.close()
-            client.close()
 
     def test_a_commit_that_waits_for_its_round_does_not_occupy_the_server(self) -> None:
         with Running(make("averaging", window=1)) as running:
             prober = running.client(1)
             prober.join()
-            thread, _ = running_worker(running, 0, [np.ones(1)] * 2)
+            worker = running.train(0, [np.ones(1)] * 2)
             assert running.driver.observe(0, patience(5)).clock == 1
             assert not prober.occupied()
             prober.leave()  # This ends the round.
-            thread.join(patience(20))
-            assert not thread.is_alive()
+            assert worker.ended() is None
             prober.close()
 
     def test_a_worker_adds_gradients_while_the_server_is_occupied(self) -> None:
-        rule = make("zealous_downpour", window=3)
-        with Running(rule) as running:
-            client, loop = toy_worker(running.address, rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=PATIENT)
+        with Running(make("zealous_downpour", window=3)) as running:
+            client, welcome, begin = toy_client(
+                running.address, running.rule, [np.ones(1)] * 9, worker=1, size=SIZE, deadlines=PATIENT
+            )
+            loop = begin(welcome)
             next(loop)
             reply: Reply | None = client.pull()
             held = BlockedCommit(running)
-            thread, errors = running_worker(running, 0, [np.ones(1)])
+            worker = running.train(0, [np.ones(1)])
             assert held.entered.wait(patience(20))
             probes = 0
             while not isinstance(request := loop.send(reply), CommitRecord):
@@ -548,16 +433,13 @@ class TestProbes:
             assert (probes, request.first, request.last) == (2, 0, 2)
             np.testing.assert_allclose(request.parts[0][0], -0.3, rtol=1e-6)
             held.go.set()
-            thread.join(patience(20))
-            assert errors == []
+            assert worker.ended() is None
             client.close()
 
     def test_a_worker_with_probes_commits_every_mini_batch_once(self) -> None:
         values = [np.full(1, float(2**i)) for i in range(6)]
         with Running(make("zealous_downpour"), workers=1) as running:
-            thread, errors = running_worker(running, 0, values)
-            thread.join(patience(20))
-            assert errors == []
+            assert running.train(0, values).ended() is None
             np.testing.assert_allclose(running.driver.center().center[0], -0.1 * 63, rtol=1e-6)
             assert running.driver.drain().commits.view(COMMIT)["steps"].tolist() == [1] * 6
 
@@ -568,15 +450,6 @@ class TestProbes:
             socket_of(present(client.channel)).shutdown(socket.SHUT_RDWR)
             assert not client.occupied()
             assert present(client.pull().center).shape == (SIZE,)  # The client has joined again and holds its lease.
-            client.close()
-
-    def test_a_probe_of_a_stopped_job_is_refused(self) -> None:
-        with Running(make("zealous_downpour")) as running:
-            client = running.client()
-            client.join()
-            running.driver.stop("enough")
-            with pytest.raises(JobStoppedError, match="enough"):
-                client.occupied()
             client.close()
 
 

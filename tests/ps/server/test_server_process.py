@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import select
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience, until
 from support.present import present
-from support.ps.running_server import KEY, Running
-from support.ps.toy_model import toy_client
+from support.ps.running_server import KEY, Running, WorkerThread
+from support.ps.served_job import batches_in
+from support.ps.toy_model import Connected, toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -374,36 +376,20 @@ VALUES = [np.ones(1)] * STEPS
 @pytest.mark.parametrize("rule", [make("downpour", window=1), make("averaging", window=2)], ids=str)
 def test_three_hundred_concurrent_workers_count_each_mini_batch_once(rule: Rule) -> None:
     """Each mini-batch counts once, whether the workers commit independently or in rounds."""
-    errors: list[BaseException] = []
     begin_together = threading.Barrier(WORKERS)
 
-    def work(worker: int) -> None:
-        try:
-            begin_together.wait(patience(60))
-            client, welcome, begin = toy_client(
-                process.address, rule, VALUES, worker=worker, size=SIZE, deadlines=PATIENT
-            )
-            run_worker(client, welcome, begin)
-            client.close()
-        except BaseException as error:  # noqa: BLE001 - the assertion reports it
-            errors.append(error)
+    def connect(worker: int) -> Connected:
+        begin_together.wait(patience(60))
+        return toy_client(process.address, rule, VALUES, worker=worker, size=SIZE, deadlines=PATIENT)
 
     with ServerProcess(ServerSettings(rule, workers=WORKERS, deadlines=PATIENT)) as process:
         driver = DriverClient(process.address, PATIENT)
         driver.publish(np.zeros(SIZE, np.float32))
-        threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in range(WORKERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(patience(120))
-            assert not thread.is_alive()
-        assert errors == []
+        workers = [WorkerThread(functools.partial(connect, worker)) for worker in range(WORKERS)]
+        assert [worker.ended(120) for worker in workers] == [None] * WORKERS
         records = driver.drain(count=WORKERS * STEPS + 1)
         commits = records.commits.view(COMMIT)
         for worker in range(WORKERS):
             own = commits[commits["worker"] == worker]
-            batches = [
-                batch for first, last in own[["first_batch", "last_batch"]].tolist() for batch in range(first, last + 1)
-            ]
-            assert batches == list(range(STEPS))
+            assert batches_in(own) == [(0, batch) for batch in range(STEPS)]
         driver.close()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,22 +16,14 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, brief, patience
 from support.ps import forgetful_server
-from support.ps.running_server import KEY, Running, running_worker
-from support.ps.toy_model import Gradient, toy_client
+from support.ps.running_server import KEY, Running, WorkerThread
+from support.ps.toy_model import Connected, Gradient, toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.errors import (
-    DistkerasError,
-    JobStoppedError,
-    LocalProtocolError,
-    NodeError,
-    NonFiniteError,
-    ServerLostError,
-)
+from distkeras.ps.errors import JobStoppedError, LocalProtocolError, NodeError, NonFiniteError, ServerLostError
 from distkeras.ps.protocol.compression import FORMATS, WorkerFormat
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.loop import Compute
 from distkeras.ps.rules import Rule, center_rules, make
 from distkeras.ps.server.process import ServerProcess, StartReport
 from distkeras.ps.settings import ServerSettings
@@ -56,32 +48,11 @@ def gradient_with_nan(theta: np.ndarray, value: float) -> np.ndarray:
 
 def train(running: Running, data: list[list[float]], eta: float = 1.0) -> list[Any]:
     """Train a worker on each list in ``data``; return the errors."""
-    errors: list[DistkerasError] = []
-
-    def run(worker: int, values: list[float]) -> None:
-        try:
-            client, welcome, begin = toy_client(
-                running.address,
-                running.rule,
-                values,
-                worker=worker,
-                size=SIZE,
-                eta=eta,
-                gradient=gradient_with_nan,
-                deadlines=PATIENT,
-            )
-            run_worker(client, welcome, begin)
-            client.close()
-        except DistkerasError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(data)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience(30))
-        assert not thread.is_alive()
-    return errors
+    workers = [
+        running.train(worker, values, size=SIZE, eta=eta, gradient=gradient_with_nan)
+        for worker, values in enumerate(data)
+    ]
+    return [error for error in (worker.ended() for worker in workers) if error is not None]
 
 
 def running(name: str, workers: int, max_skipped: int, **hyper: Any) -> Running:
@@ -191,64 +162,40 @@ def test_a_worker_whose_reply_is_lost_does_not_take_its_skipped_commit_for_appli
 REFUSED_SIZE = 4
 
 
-class Turns:
-    """A worker's client and loop, which performs one exchange at a time."""
+def negative(taken: list[float]) -> Gradient:
+    """Return a gradient function that adds each value to ``taken``, and returns minus the value."""
 
-    def __init__(self, running: Running, worker: int, values: list[float], wire_format: str) -> None:
-        self.taken: list[float] = []
+    def gradient(theta: np.ndarray, value: float) -> np.ndarray:
+        taken.append(value)
+        return np.full(theta.shape, -value)
 
-        def gradient(theta: np.ndarray, value: float) -> np.ndarray:
-            self.taken.append(value)
-            return np.full(theta.shape, -value)
-
-        self.client, welcome, begin = toy_client(
-            running.address,
-            running.rule,
-            values,
-            worker=worker,
-            size=REFUSED_SIZE,
-            eta=1.0,
-            gradient=gradient,
-            deadlines=PATIENT,
-            wire_format=wire_format,
-        )
-        self._loop = begin(welcome)
-        next(self._loop)
-        self._request: Any = self._compute(self._loop.send(self.client.pull()))
-
-    def _compute(self, request: Any) -> Any:
-        while isinstance(request, Compute):
-            request = self._loop.send(None)
-        return request
-
-    def turn(self) -> bool:
-        """Commit; return whether it was refused."""
-        reply = self.client.commit(self._request)
-        try:
-            self._request = self._compute(self._loop.send(reply))
-        except StopIteration:
-            self.client.leave()
-        return reply.refused
+    return gradient
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
 def test_the_mini_batches_of_a_refused_commit_are_computed_again_and_counted_once(wire_format: str) -> None:
     rule = make("ringmaster", window=2, threshold=1, patience=None)
     with Running(rule, workers=2, size=REFUSED_SIZE, start=np.zeros(REFUSED_SIZE)) as running:
-        slow = Turns(running, 0, [1.0, 2.0, 4.0, 8.0], wire_format)
-        fast = Turns(running, 1, [16.0, 32.0, 64.0, 128.0], wire_format)
-        assert not fast.turn()
-        assert slow.turn()
-        assert not fast.turn()
-        assert slow.turn()
-        assert not slow.turn()
-        assert not slow.turn()
-        assert slow.taken == [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 4.0, 8.0]
+        taken: list[float] = []
+        values = [[1.0, 2.0, 4.0, 8.0], [16.0, 32.0, 64.0, 128.0]]
+        slow, fast = (
+            running.turns(
+                worker,
+                own,
+                size=REFUSED_SIZE,
+                eta=1.0,
+                gradient=negative([] if worker else taken),
+                wire_format=wire_format,
+            )
+            for worker, own in enumerate(values)
+        )
+        turns = [fast, slow, fast, slow, slow, slow]
+        assert [worker.turn().refused for worker in turns] == [False, True, False, True, False, False]
+        assert taken == [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 4.0, 8.0]
         np.testing.assert_allclose(running.driver.center().center, 255.0, rtol=0.02 if wire_format != "float32" else 0)
         rows = running.driver.drain().commits.view(COMMIT)
         assert rows[["worker", "sequence", "first_batch"]].tolist() == [(1, 1, 0), (1, 2, 2), (0, 3, 0), (0, 4, 2)]
-        for worker in (slow, fast):
-            worker.client.close()
+        fast.client.close()
 
 
 def test_the_residual_after_a_refusal_equals_the_residual_before_the_commit() -> None:
@@ -290,9 +237,7 @@ def test_without_a_checkpoint_the_job_ends(error: Exception, expected: type[Exce
         center = running.server.center
         assert center is not None
         center.log.add = failing_once(error, center.log.add)
-        thread, errors = running_worker(running, 0, [np.ones(1, np.float32)])
-        thread.join(patience(30))
-        assert [type(found) for found in errors] == [expected]
+        assert isinstance(running.train(0, [np.ones(1, np.float32)]).ended(), expected)
         with pytest.raises(expected, match=r"no room|KeyError"):
             running.driver.observe(10, 0.0)
         assert center.corrupt
@@ -330,37 +275,26 @@ def test_a_server_without_a_supervisor_ends(tmp_path: Path) -> None:
 ENDLESS = [1.0] * 100_000
 
 
+def endless(address: Address, rule: Rule, worker: int, **options: Any) -> Connected:
+    """Connect a worker that has more data than it will ever train on."""
+    return toy_client(address, rule, ENDLESS, worker=worker, size=SIZE, deadlines=PATIENT, **options)
+
+
 class Workers:
-    """Workers in threads of their own, each with more data than it will ever train on."""
+    """Workers in threads, each with more data than it will ever train on."""
 
-    def __init__(
-        self, address: Address, rule: Rule, numbers: list[int], *, gradient: Gradient | None = None, attempt: int = 0
-    ) -> None:
+    def __init__(self, address: Address, rule: Rule, numbers: list[int], **options: Any) -> None:
         self.clients: list[WorkerClient] = []
-        self.errors: list[Exception] = []
-        self.threads = [
-            threading.Thread(target=self.run, args=(address, rule, number, gradient, attempt), daemon=True)
-            for number in numbers
-        ]
-        for thread in self.threads:
-            thread.start()
 
-    def run(self, address: Address, rule: Rule, number: int, gradient: Gradient | None, attempt: int) -> None:
-        try:
-            client, welcome, begin = toy_client(
-                address, rule, ENDLESS, worker=number, attempt=attempt, size=SIZE, gradient=gradient, deadlines=PATIENT
-            )
-            self.clients.append(client)
-            run_worker(client, welcome, begin)
-            client.close()
-        except Exception as error:  # noqa: BLE001 - `join` asserts that there is none
-            self.errors.append(error)
+        def connect(number: int) -> Connected:
+            connected = endless(address, rule, number, **options)
+            self.clients.append(connected[0])
+            return connected
+
+        self.workers = [WorkerThread(functools.partial(connect, number)) for number in numbers]
 
     def join(self) -> None:
-        for thread in self.threads:
-            thread.join(patience(20))
-            assert not thread.is_alive()
-        assert self.errors == []
+        assert [worker.ended() for worker in self.workers] == [None] * len(self.workers)
         assert all(client.stopping for client in self.clients)
 
 
@@ -415,7 +349,7 @@ def test_a_round_ends_when_the_successor_of_a_dead_worker_leaves() -> None:
     """Worker 0 waits in a round; worker 1 dies, and its successor leaves at once, which ends the round."""
     rule = make("ssgd")
     with Running(rule, workers=2, size=SIZE, deadlines=PATIENT) as running:
-        dying, welcome, _ = toy_client(running.address, rule, ENDLESS, worker=1, size=SIZE, deadlines=PATIENT)
+        dying, welcome, _ = endless(running.address, rule, 1)
         workers = Workers(running.address, rule, [0])
         assert not welcome.finished
         dying.pull()

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.patience import PATIENT, patience, until
+from support.patience import PATIENT, until
 from support.present import present
+from support.ps.running_server import WorkerThread
+from support.ps.served_job import ServedJob
 from support.ps.toy_tables import TableBatch, TableJob, ToyTables, gradient_of, table_worker
 
-from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make
-from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.ps.worker.loop import run_worker
 
 SHAPES = (TableShape("users", 300, 3, 8), TableShape("items", 9, 2, 8))
 RULE = make("downpour", window=2)
@@ -44,100 +40,49 @@ def some_batches(worker: int = 0) -> list[TableBatch]:
     return found
 
 
-class Job:
-    """A server process with snapshots of a model with tables, and workers in threads."""
+class Job(ServedJob):
+    """A server process with snapshots of a model with tables."""
 
-    def __init__(self, folder: Path, *, workers: int = 1, every: int = 3, **options: Any) -> None:
+    def __init__(self, folder: Path, *, workers: int = 1, **options: Any) -> None:
         self.model = some_model()
         #: The mini-batch at which the workers wait.
         self.limit = BATCHES
-        checkpoint = Checkpoint(str(folder), every=every)
-        self.process = ServerProcess(
-            ServerSettings(RULE, workers=workers, deadlines=PATIENT, checkpoint=checkpoint, tables=SHAPES), **options
-        )
-        self.process.start()
-        self.connect()
-        self.threads: list[threading.Thread] = []
-        self.errors: list[Exception] = []
+        checkpoint = Checkpoint(str(folder), every=3)
+        settings = ServerSettings(RULE, workers=workers, deadlines=PATIENT, checkpoint=checkpoint, tables=SHAPES)
+        super().__init__(settings, **options)
 
-    def connect(self) -> None:
-        """Connect a driver, which publishes the initial rows again."""
-        self.driver = DriverClient(self.process.address, PATIENT)
+    def publish(self, driver: DriverClient) -> None:
         rows = list(zip(SHAPES, self.model.rows, strict=True))
-        self.driver.publish(self.model.dense, np.empty(0, np.float32), b"the model", (), rows)
+        driver.publish(self.model.dense, np.empty(0, np.float32), b"the model", (), rows)
 
-    def start(self, worker: int = 0, *, attempt: int = 0) -> None:
-        """Start a worker."""
+    def start(self, worker: int = 0, **options: Any) -> None:
+        """Start a worker; ``options`` are those of `table_worker`."""
         gradient = gradient_of(self.model.dense.size, SHAPES)
 
         def gated_gradient(theta: np.ndarray, batch: TableBatch) -> np.ndarray:
             until(lambda: batch.index < self.limit)
             return gradient(theta, batch)
 
-        def run() -> None:
-            try:
-                client, welcome, begin = table_worker(
-                    self.process.address,
-                    RULE,
-                    self.model,
-                    some_batches(worker),
-                    worker=worker,
-                    attempt=attempt,
-                    gradient=gated_gradient,
-                    deadlines=PATIENT,
-                )
-                run_worker(client, welcome, begin)
-                client.close()
-            except Exception as error:  # noqa: BLE001 - `join` asserts that there is none
-                self.errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        self.threads.append(thread)
-
-    def at_clock(self, clock: int) -> None:
-        """Wait until ``clock`` commits are applied."""
-        until(lambda: self.driver.observe(clock - 1, 1.0).clock >= clock)
+        options |= {"worker": worker, "gradient": gated_gradient, "deadlines": PATIENT}
+        data = some_batches(worker)
+        self.workers.append(WorkerThread(lambda: table_worker(self.process.address, RULE, self.model, data, **options)))
 
     def at_snapshot(self, clock: int) -> None:
         """Wait for a snapshot after more than ``clock`` commits."""
         until(lambda: self.driver.observe(-1, 0.0).saved_clock > clock)
 
-    def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
-        assert self.process.exited(patience(10))
-
-    def revive(self) -> None:
-        self.driver.close()
-        self.process.restart()
-        self.connect()
-
     def join(self) -> None:
         self.limit = BATCHES
-        for thread in self.threads:
-            thread.join(patience(60))
-            assert not thread.is_alive()
-        assert self.errors == []
+        super().join()
 
     def result(self) -> np.ndarray:
         """Return the dense vector and all tables as one vector."""
         tables = [self.driver.table(number, shape).reshape(-1) for number, shape in enumerate(SHAPES)]
         return np.concatenate([self.driver.center().center, *tables])
 
-    def batches_of(self, worker: int) -> list[int]:
-        """Return the mini-batches of ``worker`` in the order in which they were committed."""
-        commits = self.driver.drain().commits.view(COMMIT)
-        own = commits[commits["worker"] == worker]
-        ranges = own[["first_batch", "last_batch"]].tolist()
-        return [batch for first, last in ranges for batch in range(first, last + 1)]
-
-    def __enter__(self) -> Job:
-        return self
-
     def __exit__(self, *exc_info: object) -> None:
         self.limit = BATCHES
-        self.driver.close()
-        self.process.close()
+        super().__exit__(*exc_info)
 
 
 def dense_result(data: Sequence[TableBatch]) -> np.ndarray:
@@ -162,7 +107,7 @@ def test_a_killed_server_continues_with_the_rows_of_its_snapshot(tmp_path: Path)
             clock = present(job.process.resumed).clock
         job.join()
         np.testing.assert_array_equal(job.result(), dense_result(some_batches()))
-        assert job.batches_of(0) == list(range(BATCHES))
+        assert job.batches_of(0) == [(0, batch) for batch in range(BATCHES)]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -183,5 +128,5 @@ def test_another_driver_continues_with_the_saved_rows(tmp_path: Path, workers: i
             job.start(worker)
         job.join()
         if resumed.exact:
-            assert [job.batches_of(worker) for worker in range(2)] == [list(range(BATCHES))] * 2
+            assert [job.batches_of(worker) for worker in range(2)] == [[(0, batch) for batch in range(BATCHES)]] * 2
         assert not np.array_equal(job.result(), expected)

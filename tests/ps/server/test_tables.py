@@ -12,14 +12,14 @@ import pytest
 from support.patience import PATIENT, patience
 from support.present import present
 from support.ps.frames import some_commit
-from support.ps.running_server import Running, socket_of
+from support.ps.running_server import Running, Turns, socket_of
 from support.ps.toy_tables import TableBatch, TableJob, ToyTables, table_worker
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.center.tables import make_table
 from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError, ServerLostError, ShapeError
 from distkeras.ps.protocol.framing import _CODES, encode
-from distkeras.ps.protocol.loop import NO_FLOATS, CommitRecord, Compute, PullRequest, Reply
+from distkeras.ps.protocol.loop import NO_FLOATS
 from distkeras.ps.protocol.messages import (
     Ack,
     CenterReply,
@@ -79,35 +79,15 @@ def dense_result(rule: Rule, model: ToyTables, data: list[list[TableBatch]]) -> 
     return job.result()
 
 
-class Turns:
-    """A worker's client and loop, which performs one exchange at a time."""
+def turns(running: Running, model: ToyTables, data: list[TableBatch], worker: int = 0) -> Turns:
+    return Turns(table_worker(running.address, running.rule, model, data, worker=worker, deadlines=PATIENT))
 
-    def __init__(self, running: Running, model: ToyTables, data: list[TableBatch], worker: int = 0) -> None:
-        self.client, welcome, begin = table_worker(
-            running.address, running.rule, model, data, worker=worker, deadlines=PATIENT
-        )
-        self._loop = begin(welcome)
-        request = next(self._loop)
-        assert isinstance(request, PullRequest)
-        self.over = False
-        self._continue(self.client.pull(request.wants))
 
-    def _continue(self, reply: Reply) -> None:
-        try:
-            request = self._loop.send(reply)
-            while isinstance(request, Compute):
-                request = self._loop.send(None)
-            assert isinstance(request, CommitRecord)
-            self.record = request
-        except StopIteration:
-            self.over = True
-            self.client.leave()
-            self.client.close()
-
-    def turn(self) -> Reply:
-        reply = self.client.commit(self.record)
-        self._continue(reply)
-        return reply
+def train(running: Running, model: ToyTables, data: list[TableBatch], **options: Any) -> None:
+    """Train a worker to the end of its data."""
+    client, welcome, begin = table_worker(running.address, running.rule, model, data, deadlines=PATIENT, **options)
+    run_worker(client, welcome, begin)
+    client.close()
 
 
 @pytest.mark.parametrize("dense", [0, 4])
@@ -129,9 +109,7 @@ def test_a_job_with_many_tables_gives_the_result_of_the_dense_job() -> None:
     model = some_model(*[TableShape(f"table {number}", 5 + number, 2, 4) for number in range(20)])
     rule, data = make("downpour"), some_batches(model, 3)
     with started(rule, model) as running:
-        client, welcome, begin = table_worker(running.address, rule, model, data, deadlines=PATIENT, shared_parts=1)
-        run_worker(client, welcome, begin)
-        client.close()
+        train(running, model, data, shared_parts=1)
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
 
@@ -141,9 +119,7 @@ def test_a_table_may_have_as_many_elements_as_the_dense_vector() -> None:
     rule = make("downpour")
     data = [replace(batch, ids=(ids(0, 1, 2, 3),)) for batch in some_batches(model, 5)]
     with started(rule, model) as running:
-        client, welcome, begin = table_worker(running.address, rule, model, data, deadlines=PATIENT)
-        run_worker(client, welcome, begin)
-        client.close()
+        train(running, model, data)
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
 
@@ -151,7 +127,7 @@ def test_the_records_contain_the_bytes_of_the_rows() -> None:
     rule, model = make("downpour"), some_model()
     data = [replace(batch, ids=(ids(1, 1, 2, 3), ids(0, 0, 0, 0))) for batch in some_batches(model, 2)]
     with started(rule, model) as running:
-        worker = Turns(running, model, data)
+        worker = turns(running, model, data)
         while not worker.over:
             worker.turn()
         # 4 dense elements; 3 users of 3 elements and 1 item of 2; and 8 bytes for each row number.
@@ -165,7 +141,7 @@ def test_a_commit_whose_reply_was_lost_is_applied_once(number: int) -> None:
     rule, model = make("downpour", window=2), some_model()
     data = some_batches(model, 8)
     with started(rule, model) as running:
-        worker = Turns(running, model, data)
+        worker = turns(running, model, data)
         for _ in range(number - 1):
             worker.turn()
         channel = present(worker.client.channel)
@@ -193,7 +169,7 @@ def test_a_refused_window_is_computed_again_from_its_own_rows() -> None:
     data = [some_batches(model, 6, seed=1), some_batches(model, 6, seed=2)]
     order = [1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0]
     with started(rule, model, workers=2) as running:
-        workers = [Turns(running, model, batches, number) for number, batches in enumerate(data)]
+        workers = [turns(running, model, batches, number) for number, batches in enumerate(data)]
         refused = [worker for worker in order if not workers[worker].over and workers[worker].turn().refused]
         for worker in workers:
             while not worker.over:
@@ -214,7 +190,7 @@ def test_a_nan_in_a_row_refuses_the_whole_commit() -> None:
     bad = some_batches(model, 1)[0]
     bad = replace(bad, ids=(ids(7, 7, 7, 41), ids(0, 0, 0, 0)), values=np.array([1, 1, 1, np.nan]))
     with started(rule, model) as running:
-        worker = Turns(running, model, [bad])
+        worker = turns(running, model, [bad])
         # The dense gradient is NaN, too; a finite one makes the server find the NaN in the rows.
         record = replace(worker.record, parts=(np.ones(4, np.float32),))
         text = (
@@ -237,10 +213,8 @@ def test_a_skipped_commit_does_not_change_the_rows() -> None:
     bad[2] = np.nan
     with_nan = [batch if batch.index != 1 else replace(batch, values=bad) for batch in data]
     with started(rule, model, max_skipped=1) as running:
-        client, welcome, begin = table_worker(running.address, rule, model, with_nan, deadlines=PATIENT)
         with np.errstate(all="ignore"):
-            run_worker(client, welcome, begin)
-        client.close()
+            train(running, model, with_nan)
         left = [replace(data[index], index=place, last=index == 3) for place, index in enumerate((0, 2, 3))]
         np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [left]))
         assert running.driver.drain().commits.view(COMMIT)["skipped"].tolist() == [0, 1, 0, 0]
@@ -300,9 +274,7 @@ class TestMalformedRows:
             with pytest.raises(Exception, match="attempt 7"):
                 client.request(Pull(0, 7, 1, (ids(3, 1),)), CenterReply)
             client.close()
-            client, welcome, begin = table_worker(running.address, rule, model, data, attempt=1, deadlines=PATIENT)
-            run_worker(client, welcome, begin)
-            client.close()
+            train(running, model, data, attempt=1)
             np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
     def test_rows_of_another_dtype_are_refused(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -319,9 +291,7 @@ class TestMalformedRows:
                 client.request(Pull(0, 0, 1, (ids(1), ids())), CenterReply)
             assert "Pull has arrays of dtypes [3, 3]. Received: [(2, 1), (3, 0)]" in caplog.text
             client.close()
-            client, welcome, begin = table_worker(running.address, rule, model, data, deadlines=PATIENT)
-            run_worker(client, welcome, begin)
-            client.close()
+            train(running, model, data)
             np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
     def test_a_worker_with_other_tables_is_refused(self) -> None:
@@ -338,12 +308,12 @@ def test_the_whole_center_is_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> No
     rule, model = make("downpour", window=2), some_model()
     table, expected = DriverClient.table, list[np.ndarray]()
     with started(rule, model) as running:
-        turns = Turns(running, model, some_batches(model, 8))
+        worker = turns(running, model, some_batches(model, 8))
 
         def read(self: DriverClient, *arguments: Any) -> np.ndarray:
-            turns.turn()
+            worker.turn()
             rows = table(self, *arguments)
-            turns.turn()
+            worker.turn()
             if not expected:
                 monkeypatch.setattr(DriverClient, "table", table)
                 expected.append(result_of(running, model))
@@ -353,8 +323,8 @@ def test_the_whole_center_is_of_one_clock(monkeypatch: pytest.MonkeyPatch) -> No
         reply, vector = running.driver.whole_center(model.shapes)
         assert reply.clock == 2
         np.testing.assert_array_equal(vector, expected[0])
-        while not turns.over:
-            turns.turn()
+        while not worker.over:
+            worker.turn()
         assert not np.array_equal(result_of(running, model), vector)
         _, vector = running.driver.whole_center(model.shapes)
         np.testing.assert_array_equal(vector, result_of(running, model))
@@ -392,9 +362,7 @@ class TestPublication:
         rule, model = make("downpour"), some_model()
         data = some_batches(model, 3)
         with started(rule, model) as running:
-            client, welcome, begin = table_worker(running.address, rule, model, data, deadlines=PATIENT)
-            run_worker(client, welcome, begin)
-            client.close()
+            train(running, model, data)
             running.publish()
             np.testing.assert_array_equal(result_of(running, model), dense_result(rule, model, [data]))
 
@@ -492,7 +460,7 @@ def test_rows_of_a_reply_are_a_copy() -> None:
 def test_a_commit_with_rows_to_an_ended_job_is_refused() -> None:
     model = some_model()
     with started(make("downpour"), model) as running:
-        worker = Turns(running, model, some_batches(model, 3))
+        worker = turns(running, model, some_batches(model, 3))
         running.driver.stop("enough")
         with pytest.raises(JobStoppedError, match="enough"):
             worker.turn()

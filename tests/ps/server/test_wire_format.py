@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -241,36 +240,15 @@ SERVER_RATES = {"fadas": {"server_rate": 0.1}, "fedopt": {"server_rate": 0.5}}
 def test_every_rule_without_replica_trains_or_refuses_the_format(name: str, wire_format: str) -> None:
     rule = make(name, **SERVER_RATES.get(name, {}))
     with Running(rule, size=33, start=np.linspace(-1, 1, 33), eta=0.02) as running:
-        errors = []
-
-        def run(worker: int) -> None:
-            try:
-                client, welcome, begin = toy_client(
-                    running.address,
-                    rule,
-                    range(50),
-                    worker=worker,
-                    size=33,
-                    eta=0.02,
-                    gradient=lambda theta, _: theta - 0.5,
-                    deadlines=running.deadlines,
-                    wire_format=wire_format,
-                )
-                run_worker(client, welcome, begin)
-                client.close()
-            except Exception as error:  # noqa: BLE001 - handed to the test
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(patience(30))
-            assert not thread.is_alive()
+        options: dict[str, Any] = {"size": 33, "eta": 0.02, "wire_format": wire_format}
+        workers = [
+            running.train(worker, range(50), gradient=lambda theta, _: theta - 0.5, **options) for worker in range(2)
+        ]
+        errors = [worker.ended() for worker in workers]
         if rule.traits.keeps_sent or (name, wire_format) == ("averaging", "int8"):
             assert {type(error) for error in errors} == {ConfigurationError}
             return
-        assert errors == []
+        assert errors == [None, None]
         assert running.driver.observe(-1, patience(1)).batches == 100
         error = np.abs(center_of(running) - 0.5)
         assert error.max() < 1.3  # It was 1.5 at the start.

@@ -447,10 +447,7 @@ def test_bad_hyper_parameters_are_refused(hyper: dict[str, Any], text: str) -> N
             {"communication": Communication(service=1.0)},
             "`service` must be 0 where there is no server. Received: service=1.0",
         ),
-        (
-            {"gradient": lambda theta, worker: np.zeros(2)},
-            "`gradient` must return shape (1,). Received: (2,)",
-        ),
+        ({"gradient": lambda theta, worker: np.zeros(2)}, "`gradient` must return shape (1,). Received: (2,)"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], text: str) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, patience
 from support.present import present
+from support.ps.clocks import HandWorld
 from support.ps.running_server import SIZE, Running
-from support.ps.toy_model import toy_worker
+from support.ps.toy_model import toy_client
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.protocol.loop import Compute, ProbeRequest, PullRequest, Reply
@@ -23,7 +24,6 @@ from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Gamma
 from distkeras.ps.simulation.virtual_job import Trace
 from distkeras.ps.transport.relay_group import RelayGroup
-from distkeras.ps.world.world import World
 
 WORKERS = 3
 SCHEDULE = [0, 1, 1, 0, 2, 0, 2, 1, 2, 0, 1, 2]
@@ -66,9 +66,10 @@ class ScheduledWorker:
     ) -> None:
         self._answers = occupied_answers()
         options: dict[str, Any] = {"deadlines": PATIENT, "group": group, "shared": group is not None}
-        self.client, self._loop = toy_worker(
+        self.client, welcome, begin = toy_client(
             running.address, rule, values, worker=worker, size=SIZE, eta=0.05, gradient=gradient, **options
         )
+        self._loop = begin(welcome)
         self._worker, self._paused = worker, paused
         self._turns: queue.Queue[bool] = queue.Queue()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -99,15 +100,6 @@ class ScheduledWorker:
             if isinstance(request, PullRequest):  # right before the commit
                 request = self._loop.send(self.client.pull())
             request = self._loop.send(self.client.commit(request))
-
-
-class ManualClock(World):
-    """The real world with a manual clock."""
-
-    seconds = 0.0
-
-    def monotonic(self) -> float:
-        return self.seconds
 
 
 def job(rule: Rule) -> tuple[np.ndarray, Callable[[int], Callable[..., Any]], Callable[..., Trace]]:
@@ -242,7 +234,7 @@ def test_windows_by_speed_equal_the_simulators_under_its_clock(name: str) -> Non
     # The fastest and the slowest worker change during the run.
     trace = simulated(learning_rate=0.05, timing=Gamma(mean=1.0, v_machine=0.8), steps=30, seed=2)
     assert len(set(trace.steps.tolist())) > 3
-    clock, paused = ManualClock(), queue.Queue[int]()
+    clock, paused = HandWorld(), queue.Queue[int]()
     with Running(rule, workers=WORKERS, start=start, world=clock) as running:
         workers = [
             ScheduledWorker(running, rule, worker, STEPS, gradient_of(worker), paused) for worker in range(WORKERS)
@@ -250,7 +242,7 @@ def test_windows_by_speed_equal_the_simulators_under_its_clock(name: str) -> Non
         for _ in workers:
             paused.get(timeout=WAIT)
         for number, worker in enumerate(trace.worker.tolist()):
-            clock.seconds = float(trace.time[number])
+            clock.now = float(trace.time[number])
             workers[worker].turn()
             assert paused.get(timeout=WAIT) == worker
             np.testing.assert_array_equal(running.driver.center().center, present(trace.centers)[number])

@@ -111,13 +111,7 @@ def train(
     rule = make(options.pop("rule", "downpour"), **options.pop("hyper", {"window": 2}))
     keeper = OptimizerKeeper(rule, replica, SaveInterval(options.pop("share", 0.02), now=clock), at or welcome())
     loop = work(
-        rule,
-        replica,
-        batches(np.ones((steps, 1))),
-        lambda: (np.zeros(1),),
-        overlap=overlap,
-        keeper=keeper,
-        now=None,
+        rule, replica, batches(np.ones((steps, 1))), lambda: (np.zeros(1),), overlap=overlap, keeper=keeper, now=None
     )
     return drive(loop, clock, **options), replica
 

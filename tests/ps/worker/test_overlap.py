@@ -30,10 +30,7 @@ def halving(theta: np.ndarray, value: int) -> np.ndarray:
 @pytest.mark.parametrize("window", [1, 3])
 def test_overlap_with_one_worker_is_sequential_sgd(window: int) -> None:
     with Running(make("downpour", window=window), workers=1, start=np.ones(SIZE)) as running:
-        client, welcome, begin = toy_client(
-            running.address, running.rule, [0] * STEPS, worker=0, size=SIZE, eta=0.5, gradient=halving, overlap=True
-        )
-        run_worker(client, welcome, begin)
+        assert running.train(0, [0] * STEPS, eta=0.5, gradient=halving, overlap=True).ended() is None
         center = running.driver.center().center
     np.testing.assert_array_equal(center, np.full(SIZE, 0.5**STEPS, np.float32))
 
@@ -48,11 +45,6 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
         return theta
 
     with Running(make("downpour"), workers=1, start=np.ones(SIZE)) as running:
-        client, welcome, begin = toy_client(
-            running.address, running.rule, [0, 0], worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
-        )
-        loop = begin(welcome)
-        thread = threading.Thread(target=run_worker, args=(client, welcome, lambda welcome: loop), daemon=True)
         release, server = present(running.server.center).release, running.server
 
         def release_after_second_window(
@@ -64,9 +56,7 @@ def test_the_next_window_begins_before_the_commit_is_applied() -> None:
             return release(worker, attempt, wants, outs)
 
         present(running.server.center).release = release_after_second_window
-        thread.start()
-        thread.join(patience(30))
-        assert not thread.is_alive()
+        assert running.train(0, [0, 0], eta=0.5, gradient=gradient, overlap=True).ended() is None
         assert running.driver.observe(1, patience(5)).clock == 2
 
 
@@ -95,21 +85,15 @@ def test_the_error_for_bad_numbers_in_a_posted_commit_names_its_step(step: int) 
     values = [0.0] * 5
     values[step] = np.nan
     with Running(make("downpour"), workers=1) as running:
-        client, welcome, begin = toy_client(
-            running.address, running.rule, values, worker=0, size=SIZE, gradient=lambda t, v: t + v, overlap=True
-        )
-        with pytest.raises(NonFiniteError) as caught:
-            run_worker(client, welcome, begin)
-        assert (caught.value.worker, caught.value.step) == (0, step)
+        error = running.train(0, values, gradient=lambda t, v: t + v, overlap=True).ended()
+        assert isinstance(error, NonFiniteError)
+        assert (error.worker, error.step) == (0, step)
 
 
 def test_the_loop_continues_after_a_skipped_commit() -> None:
     values = [1.0, 2.0, np.nan, 4.0, 8.0, 16.0]
     with Running(make("downpour"), workers=1, max_skipped=1) as running:
-        client, welcome, begin = toy_client(
-            running.address, running.rule, values, worker=0, size=SIZE, eta=1.0, overlap=True
-        )
-        run_worker(client, welcome, begin)
+        assert running.train(0, values, eta=1.0, overlap=True).ended() is None
         np.testing.assert_array_equal(running.driver.center().center, np.full(SIZE, -31.0, np.float32))
 
 
@@ -122,9 +106,7 @@ def test_an_error_of_training_waits_for_the_posted_commit() -> None:
         return theta
 
     with Running(make("downpour"), workers=1, start=np.ones(SIZE)) as running:
-        client, welcome, begin = toy_client(
-            running.address, running.rule, [0] * 5, worker=0, size=SIZE, eta=0.5, gradient=gradient, overlap=True
+        assert isinstance(
+            running.train(0, [0] * 5, eta=0.5, gradient=gradient, overlap=True).ended(), ZeroDivisionError
         )
-        with pytest.raises(ZeroDivisionError):
-            run_worker(client, welcome, begin)
         assert running.driver.observe(1, patience(5)).clock == 2  # the second commit was in flight

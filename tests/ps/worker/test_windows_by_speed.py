@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, patience
 from support.present import present
+from support.ps.clocks import HandWorld
 from support.ps.running_server import SIZE, Running
 from support.ps.toy_model import ToyReplica, batches, toy_client
 
@@ -16,7 +17,6 @@ from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.protocol.loop import CollectRequest, CommitRecord, Compute, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.worker.loop import work
-from distkeras.ps.world.world import World
 
 BY_SPEED: dict[str, Any] = {"window": "by_speed", "window_max": 8}
 
@@ -80,19 +80,10 @@ def test_an_overlapped_window_has_the_length_in_the_reply_that_it_begins_with() 
     assert windows_of(make("downpour", **BY_SPEED), replies_with(3, 5, 2), size=26, overlap=True) == [8, 8, 3, 5, 2]
 
 
-class ManualClock(World):
-    """A world whose clock, which the server reads, is set by the test."""
-
-    seconds = 0.0
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
 class ManualWorker:
     """A worker's client and loop, which sends one commit in each turn."""
 
-    def __init__(self, running: Running, clock: ManualClock, worker: int, **options: Any) -> None:
+    def __init__(self, running: Running, clock: HandWorld, worker: int, **options: Any) -> None:
         self._running, self._clock = running, clock
         self.client, welcome, begin = toy_client(
             running.address, running.rule, np.zeros(100), worker=worker, size=SIZE, deadlines=PATIENT, **options
@@ -109,7 +100,7 @@ class ManualWorker:
 
     def turn(self, seconds: float) -> None:
         """Apply the commit when the clock is at ``seconds``, and then compute the next window."""
-        self._clock.seconds = seconds
+        self._clock.now = seconds
         clock = present(self._running.server.center).clock
         if isinstance(self._request, PostRequest):
             self.client.post(self._request.commit)
@@ -127,7 +118,7 @@ class ManualWorker:
 
 @pytest.mark.parametrize(("name", "wire_format"), [("downpour", "int8"), ("mla", "bfloat16"), ("aeasgd", "float32")])
 def test_a_slow_worker_receives_its_shorter_windows(name: str, wire_format: str) -> None:
-    clock = ManualClock()
+    clock = HandWorld()
     with Running(make(name, **BY_SPEED), workers=2, world=clock) as running:
         fast, slow = (ManualWorker(running, clock, worker, wire_format=wire_format) for worker in range(2))
         fast.turn(8.0)
@@ -144,7 +135,7 @@ def test_a_slow_worker_receives_its_shorter_windows(name: str, wire_format: str)
 
 
 def test_overlapped_windows_change_one_window_later() -> None:
-    clock = ManualClock()
+    clock = HandWorld()
     with Running(make("downpour", **BY_SPEED), workers=2, world=clock) as running:
         fast, slow = (ManualWorker(running, clock, worker, overlap=True) for worker in range(2))
         fast.turn(8.0)
@@ -158,7 +149,7 @@ def test_overlapped_windows_change_one_window_later() -> None:
 
 
 def test_the_next_pull_contains_the_window_of_a_lost_reply() -> None:
-    clock = ManualClock()
+    clock = HandWorld()
     with Running(make("downpour", **BY_SPEED), workers=2, world=clock) as running:
         fast, slow = (ManualWorker(running, clock, worker) for worker in range(2))
         fast.turn(8.0)

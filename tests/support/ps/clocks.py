@@ -20,6 +20,9 @@ class HandWorld(World):
     def monotonic(self) -> float:
         return self.now
 
+    def time(self) -> float:
+        return self.now
+
 
 class SteppedWorld(HandWorld):
     """A world of one thread: a wait for a condition takes all of its time, and `actions` happen meanwhile.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from distkeras.ps.protocol.loop import CommitRecord, PullRequest, Reply
 from distkeras.ps.rules import Rule
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings
@@ -18,8 +21,8 @@ from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker
 from distkeras.ps.world.streams import TcpStream
 from distkeras.ps.world.world import REAL, World
-from support.patience import PATIENT
-from support.ps.toy_model import toy_client
+from support.patience import PATIENT, patience
+from support.ps.toy_model import Connected, Values, toy_client
 
 KEY = bytes(range(32))
 SIZE = 140_001  # Several chunks, and not a multiple of one.
@@ -82,6 +85,16 @@ class Running:
         options.setdefault("deadlines", self.deadlines)
         return WorkerClient(self.address, worker=worker, attempt=attempt, size=size, **options)
 
+    def train(self, worker: int, values: Values, *, size: int = SIZE, **options: Any) -> WorkerThread:
+        """Start a worker in a thread; ``options`` are those of `toy_client`."""
+        options = {"deadlines": self.deadlines} | options
+        return WorkerThread(lambda: toy_client(self.address, self.rule, values, worker=worker, size=size, **options))
+
+    def turns(self, worker: int, values: Values, *, size: int = SIZE, **options: Any) -> Turns:
+        """Return a worker that takes turns; ``options`` are those of `toy_client`."""
+        options = {"deadlines": self.deadlines} | options
+        return Turns(toy_client(self.address, self.rule, values, worker=worker, size=size, **options))
+
     def __enter__(self) -> Running:
         return self
 
@@ -90,31 +103,66 @@ class Running:
         self.server.close()
 
 
-def running_worker(
-    running: Running, worker: int, values: list[np.ndarray], attempt: int = 0
-) -> tuple[threading.Thread, list[Any]]:
-    """Start a worker in a thread of its own; return the thread, and the list that receives its error."""
-    errors: list[Exception] = []
+class WorkerThread(threading.Thread):
+    """A worker in a thread, which has started.
 
-    def run() -> None:
+    Args:
+        connect: what `toy_client` returns, called in the thread.
+    """
+
+    def __init__(self, connect: Callable[[], Connected]) -> None:
+        super().__init__(daemon=True)
+        self._connect = connect
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
         try:
-            client, welcome, begin = toy_client(
-                running.address,
-                running.rule,
-                values,
-                worker=worker,
-                attempt=attempt,
-                size=SIZE,
-                deadlines=running.deadlines,
-            )
-            run_worker(client, welcome, begin)
-            client.close()
-        except Exception as error:  # noqa: BLE001 - the caller inspects it
-            errors.append(error)
+            client, welcome, begin = self._connect()
+            with contextlib.closing(client):
+                run_worker(client, welcome, begin)
+        except Exception as error:  # noqa: BLE001 - `ended` returns it
+            self._error = error
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, errors
+    def ended(self, timeout: float = 60) -> Exception | None:
+        """Wait for the worker's end; return its error."""
+        self.join(patience(timeout))
+        assert not self.is_alive()
+        return self._error
+
+
+class Turns:
+    """A worker that performs one exchange at a time; it has pulled and computed its first window.
+
+    Attributes:
+        record: what the next turn commits.
+        over: whether the worker has left.
+    """
+
+    record: CommitRecord
+
+    def __init__(self, connected: Connected) -> None:
+        self.client, welcome, begin = connected
+        self._loop, self.over = begin(welcome), False
+        self._answer(None)
+
+    def _answer(self, reply: Reply | None) -> None:
+        """Run the worker up to its next commit or its end."""
+        try:
+            request = self._loop.send(reply)
+            while not isinstance(request, CommitRecord):
+                request = self._loop.send(self.client.pull(request.wants) if isinstance(request, PullRequest) else None)
+            self.record = request
+        except StopIteration:
+            self.over = True
+            self.client.leave()
+            self.client.close()
+
+    def turn(self) -> Reply:
+        """Commit, and compute the next window."""
+        reply = self.client.commit(self.record)
+        self._answer(reply)
+        return reply
 
 
 def socket_of(channel: Channel) -> socket.socket:

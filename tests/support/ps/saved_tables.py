@@ -20,9 +20,8 @@ from distkeras.ps.checkpoint.table_files import TableFiles
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make
 from distkeras.ps.rules.base import Chunk
-from distkeras.ps.world.files import LocalFiles
-from distkeras.ps.world.world import World
 from support.present import present
+from support.ps.watched_files import WatchedFiles
 
 Meanwhile = Callable[[], object]
 
@@ -54,28 +53,18 @@ class Lock(threading.Condition):
         self.meanwhile()
 
 
-class FullDisk(World):
+class FullDisk(WatchedFiles):
     """The system's files, except that one write fails after ``room`` successful writes."""
 
     def __init__(self) -> None:
+        super().__init__(self.count_writes, syncs=False)
         self.room: int | None = None
 
-    def files(self, uri: str, *, create: bool = True) -> LocalFiles:
-        world = self
-
-        class Full(LocalFiles):
-            def write(self, name: str, pieces: Iterable[Any]) -> None:
-                if world.room == 0:
-                    world.room = None
-                    raise OSError("No space left on device")
-                if world.room is not None:
-                    world.room -= 1
-                super().write(name, pieces)
-
-            def sync(self, name: str = "") -> None:
-                """Do nothing: syncing is slow, and these tests have no power failure."""
-
-        return Full(Path(uri))
+    def count_writes(self, method: str, name: str) -> None:
+        if method == "write" and self.room is not None:
+            self.room = self.room - 1 if self.room else None
+            if self.room is None:
+                raise OSError("No space left on device")
 
 
 def add(chunk: Chunk) -> None:

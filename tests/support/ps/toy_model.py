@@ -27,6 +27,8 @@ from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import work
 
 Gradient = Callable[[np.ndarray, Any], np.ndarray]
+#: A client that has joined, its welcome, and a function that begins its loop.
+Connected = tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]
 #: The values that a worker trains on, one for each mini-batch.
 Values = Sequence[Any] | np.ndarray
 
@@ -172,11 +174,7 @@ class ToyJob:
             request = self._posted.pop(worker)
         assert isinstance(request, CommitRecord)
         commit = Commit(
-            worker=worker,
-            attempt=0,
-            incarnation=1,
-            sequence=self.center.leases[worker].sequence + 1,
-            **vars(request),
+            worker=worker, attempt=0, incarnation=1, sequence=self.center.leases[worker].sequence + 1, **vars(request)
         )
         if not self.center.commit(commit, [self.center.pool.adopt(part) for part in request.parts]):
             self._advance(worker, self._pull(worker)._replace(refused=True))
@@ -215,7 +213,7 @@ def toy_client(  # noqa: PLR0913 - keywords, of which a test gives few
     shared: bool = False,
     micro_batch: int = -1,
     group: Any = None,
-) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
+) -> Connected:
     """Return a real client, its welcome, and a function that begins with a toy replica, for `run_worker`."""
     options: dict[str, Any] = {"deadlines": deadlines, "wire_format": wire_format, "micro_batch": micro_batch}
     options["group"] = group
@@ -228,9 +226,3 @@ def toy_client(  # noqa: PLR0913 - keywords, of which a test gives few
         return work(rule, replica, source, lambda: client.payload(rule.traits.parts), overlap=overlap)
 
     return client, client.join(), begin
-
-
-def toy_worker(address: Address, rule: Rule, values: Values, **options: Any) -> tuple[WorkerClient, Loop]:
-    """Return a real client that has joined, and its loop with a toy replica."""
-    client, welcome, begin = toy_client(address, rule, values, **options)
-    return client, begin(welcome)

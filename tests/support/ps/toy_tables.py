@@ -18,7 +18,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import work
 from distkeras.ps.worker.tables import TableWindows, Window
-from support.ps.toy_model import ToyReplica
+from support.ps.toy_model import Connected, ToyReplica
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def table_worker(
     eta: float = 0.1,
     gradient: Callable[[np.ndarray, TableBatch], np.ndarray] | None = None,
     **options: Any,
-) -> tuple[WorkerClient, Welcome, Callable[[Welcome], Loop]]:
+) -> Connected:
     """Return a real client, its welcome, and a function that begins with a toy replica, for `run_worker`."""
     size = model.dense.size
     client = WorkerClient(address, worker=worker, attempt=attempt, size=size, tables=model.shapes, **options)
