@@ -159,13 +159,7 @@ class TestExactlyOnce:
 
     @pytest.mark.parametrize(
         "ranges",
-        [
-            [(0, 0, 0, 1)],
-            [(0, 0, 0, 2)],
-            [(0, 0, 0, 2), (0, 1, 0, 0)],
-            [(0, 0, 0, 2), (0, 1, 0, 2), (0, 2, 0, 1)],
-            [],
-        ],
+        [[(0, 0, 0, 1)], [(0, 0, 0, 2)], [(0, 0, 0, 2), (0, 1, 0, 0)], [(0, 0, 0, 2), (0, 1, 0, 2), (0, 2, 0, 1)], []],
     )
     @pytest.mark.parametrize("known", [3, -1])
     def test_a_job_that_ended_early_has_a_prefix_of_its_mini_batches(

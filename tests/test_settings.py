@@ -49,17 +49,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "features_col": ((), "", (3,), 5, True),
     "label_col": ("", 5, ["a", 3], {"b": [""]}),
     "learning_rate": (0.1,),  # the rule makes no steps at the server
-    "class_weight": (
-        [1.0, 2.0],
-        "even",
-        {},
-        {"cat": 1.0},
-        {-1: 1.0},
-        {0.5: 1.0},
-        {0: "2"},
-        {0: -1.0},
-        {0: math.nan},
-    ),
+    "class_weight": ([1.0, 2.0], "even", {}, {"cat": 1.0}, {-1: 1.0}, {0.5: 1.0}, {0: "2"}, {0: -1.0}, {0: math.nan}),
     "decode": ("gray", {}, {"features": 1}, {1: bytes}, [bytes]),
     "sample_weight_col": ("", 3, [[]], {"a": 1}),
     "host": ("", 8080),

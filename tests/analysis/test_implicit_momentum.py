@@ -35,15 +35,7 @@ def runs(workers: int, *, count: int = 3, eta: float = 0.1, noise: float = 0.0, 
     for seed in range(count):
         draw = np.random.default_rng((9, seed))
         traces.append(
-            simulate(
-                "asgd",
-                START,
-                noisy(noise, draw),
-                workers=workers,
-                learning_rate=eta,
-                seed=seed,
-                **options,
-            )
+            simulate("asgd", START, noisy(noise, draw), workers=workers, learning_rate=eta, seed=seed, **options)
         )
     return traces
 

@@ -296,12 +296,16 @@ def test_the_horizontal_axis_can_be_chosen(visit: Callable[..., Any], saved: Cal
     assert page.locator("figure.plot h3").first.text_content() == "Loss and metrics: accuracy"
 
 
-def test_the_job_server_s_page_requires_a_token(visit: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def model() -> bytes:
     import keras
 
     from distkeras.keras_model import archive
 
-    model = archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
+    return archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
+
+
+def test_the_job_server_s_page_requires_a_token(visit: Callable[..., Any], model: bytes, tmp_path: Path) -> None:
     with JobService(tmp_path) as service:
         for number, name in enumerate(("first", EVIL)):
             job = service.submit("ann", model, name=name).json["id"]
@@ -334,13 +338,8 @@ def test_the_job_server_s_page_requires_a_token(visit: Callable[..., Any], tmp_p
         require_count(page, "article", 1)
 
 
-def test_the_job_server_s_page_updates_its_list(visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_job_server_s_page_updates_its_list(visit: Callable[..., Any], model: bytes, tmp_path: Path) -> None:
     """Jobs start and end while the page is open; the first job is shown."""
-    import keras
-
-    from distkeras.keras_model import archive
-
-    model = archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
     with JobService(tmp_path) as service:
         page = visit(f"{service.url}/dashboard", fails="404")
         page.get_by_label("Your token").fill(service.tokens["ann"])
@@ -389,15 +388,10 @@ def require_filters(page: Any) -> None:
     page.get_by_role("link", name="job 01").click()
 
 
-def test_the_job_server_s_page_finds_and_manages_jobs(visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_job_server_s_page_finds_and_manages_jobs(visit: Callable[..., Any], model: bytes, tmp_path: Path) -> None:
     """The page has filters, older jobs and a link to an old job, and cancels, resubmits, and shows a job's log and
     model.
     """
-    import keras
-
-    from distkeras.keras_model import archive
-
-    model = archive.to_bytes(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
     with JobService(tmp_path) as service:
         ids = [
             service.submit("ann", model, name=f"job {number:02}", tags=["even"] if number % 2 == 0 else []).json["id"]

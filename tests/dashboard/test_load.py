@@ -55,9 +55,7 @@ def busy_server(tmp_path: Path) -> Iterator[tuple[Server, str, Path]]:
 
 
 def test_two_hundred_workers_leave_the_browser_responsive(
-    visit: Callable[..., Any],
-    busy_server: tuple[Server, str, Path],
-    record_property: Callable[[str, Any], None],
+    visit: Callable[..., Any], busy_server: tuple[Server, str, Path], record_property: Callable[[str, Any], None]
 ) -> None:
     """Each of 200 workers commits once a second; the figures are recorded, not checked, as a machine may be slow."""
     server, token, folder = busy_server

@@ -9,7 +9,6 @@ import re
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -91,14 +90,9 @@ def names() -> list[str]:
 
 
 def test_the_script_never_turns_text_into_html() -> None:
-    found: list[Any] = []
     for name in names():
         if name.endswith(".js") and not name.startswith("uPlot"):
-            text = (STATIC / name).read_text(encoding="utf-8")
-            found += re.findall(
-                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setTimeout\(\"", text
-            )
-    assert not found
+            assert not MAKERS.findall((STATIC / name).read_text(encoding="utf-8")), name
 
 
 def test_the_files_contain_nothing_that_a_browser_changes_before_hashing() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.patience import patience
-from support.ps.running_server import SIZE, Running, running_worker
+from support.ps.running_server import SIZE, Running
 from support.training.recorded_job import RecordedJob
 
 import distkeras.dashboard.watch as watching
@@ -53,10 +53,7 @@ class ManualWatch:
 
 
 def train(running: Running, worker: int, batches: int, attempt: int = 0) -> None:
-    thread, errors = running_worker(running, worker, [np.ones(SIZE)] * batches, attempt)
-    thread.join(patience(30))
-    assert not thread.is_alive()
-    assert not errors
+    assert running.train(worker, [np.ones(SIZE)] * batches, attempt=attempt).ended() is None
 
 
 def test_a_running_job_is_shown(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from decimal import Decimal
 from typing import Any
 
@@ -10,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.patience import patience
+from support.programs import output_of
 
 from distkeras.data.columns import Column, Part, to_numpy
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ConfigurationError, ShapeError
@@ -175,9 +173,7 @@ def test_executor_modules_load_neither_spark_nor_keras() -> None:
         "import sys, distkeras.data.columns, distkeras.data.ordering, distkeras.data.source, distkeras.data.batches\n"
         "sys.exit(str(loaded) if (loaded := {'pyspark', 'keras', 'tensorflow'} & set(sys.modules)) else 0)"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    output_of("-c", code)
 
 
 class TestLabels:

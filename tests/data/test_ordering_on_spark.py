@@ -116,11 +116,7 @@ def test_a_killed_python_worker_is_retried_on_the_same_rows(spark: SparkSession,
                     Path(directory, "first").write_text(repr(numbers))
                     os.kill(os.getpid(), signal.SIGKILL)
         yield pa.RecordBatch.from_pydict(
-            {
-                "partition": [task.partitionId()],
-                "attempt": [task.attemptNumber()],
-                "seen": [repr(numbers)],
-            }
+            {"partition": [task.partitionId()], "attempt": [task.attemptNumber()], "seen": [repr(numbers)]}
         )
 
     laid_out = partitioned(spark.read.parquet(parquet), SPEC, 2)

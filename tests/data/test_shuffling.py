@@ -72,8 +72,7 @@ def misaligned_copy(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("place", "rows", "stacked"),
-    [(aligned_copy, 30, 7), (aligned_copy, 4, 0), (misaligned_copy, 30, 0)],
+    ("place", "rows", "stacked"), [(aligned_copy, 30, 7), (aligned_copy, 4, 0), (misaligned_copy, 30, 0)]
 )
 def test_unshuffled_batches_are_in_one_stack_if_their_rows_are_aligned(
     place: Callable[[np.ndarray], np.ndarray], rows: int, stacked: int

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.patience import patience
+from support.programs import environment
 
 DRIVER = """
 import json, os, signal, sys
@@ -57,12 +58,11 @@ def test_the_server_of_a_killed_driver_ends_and_frees_its_port(tmp_path: Path) -
         port = found.getsockname()[1]
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     driver = subprocess.Popen(
         [sys.executable, str(script), str(port)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
+        env=environment(),
         text=True,
     )
     processes = {"child": 0}

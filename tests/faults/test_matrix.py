@@ -31,12 +31,7 @@ STORMS = {
         (1, "slow", "between-epochs"),
         (0, "cut", "leave"),
     ],
-    "two": [
-        (0, "kill_server", "model"),
-        (1, "kill", "after-commit"),
-        (0, "stop", "mid-reply"),
-        (1, "kill", "end"),
-    ],
+    "two": [(0, "kill_server", "model"), (1, "kill", "after-commit"), (0, "stop", "mid-reply"), (1, "kill", "end")],
 }
 
 

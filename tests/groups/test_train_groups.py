@@ -133,17 +133,11 @@ def test_groups_train_side_by_side_and_their_weights_are_rows(spark: SparkSessio
     keras.utils.set_random_seed(1)
     layers = [keras.Input((2,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1, activation="sigmoid")]
     mine = trainer(keras.Sequential(layers), worker_optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-    alone, together = (mine.train_groups(df, by="shop", side_by_side=count) for count in (1, 3))
-    table = {row["shop"]: row for row in alone.table.collect()}
-    for row in together.table.collect():
-        assert (row["rows"], row["error"]) == (table[row["shop"]]["rows"], None)
-        assert row["loss"] == pytest.approx(table[row["shop"]]["loss"], rel=1e-5)
-        assert row["metrics"] == pytest.approx(table[row["shop"]]["metrics"])
-        pairs = zip(together.model(row["shop"]).get_weights(), alone.model(row["shop"]).get_weights(), strict=True)
-        for ours, theirs in pairs:
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    together = mine.train_groups(df, by="shop", side_by_side=3)  # `test_side_by_side` compares the numbers
+    rows = {row["shop"]: (row["rows"], row["error"]) for row in together.table.collect()}
+    assert rows == {f"s{number}": (10 + number, None) for number in range(3)}
     weights = {row["shop"]: bytes(row["weights"]) for row in together.weights.collect()}
-    assert set(weights) == set(table) == {"s0", "s1", "s2"}
+    assert set(weights) == set(rows)
     assert weights["s1"] == b"".join(array.tobytes() for array in together.model("s1").get_weights())
     assert len(set(weights.values())) == 3
     with pytest.raises(ConfigurationError, match="`side_by_side` must be a positive integer"):
@@ -291,6 +285,7 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
         trainer(small_model()).train_groups(df.where("shop != 's2'"), by="shop", path=path, resume=True)
 
 
+@pytest.mark.slow
 def test_an_older_driver_neither_harms_its_successor_nor_succeeds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

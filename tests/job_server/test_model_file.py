@@ -123,8 +123,7 @@ def test_models_that_keras_saved_are_accepted(build: Callable[[], keras.Model], 
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["../x", "/etc/x", "assets/../../x", "assets\\x", "extra.py", "C:x", "assets/a\nb", "model.weights.h5.py"],
+    "name", ["../x", "/etc/x", "assets/../../x", "assets\\x", "extra.py", "C:x", "assets/a\nb", "model.weights.h5.py"]
 )
 def test_a_member_that_keras_does_not_write_is_refused(good: bytes, tmp_path: Path, name: str) -> None:
     assert "Keras' files" in refused(packed(members(good) | {name: b""}), tmp_path)

@@ -14,12 +14,7 @@ from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClass
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
 from pyspark.ml.param import Param
-from pyspark.ml.tuning import (
-    CrossValidator,
-    ParamGridBuilder,
-    TrainValidationSplit,
-    TrainValidationSplitModel,
-)
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit, TrainValidationSplitModel
 from pyspark.sql import DataFrame, SparkSession
 from support.present import present
 

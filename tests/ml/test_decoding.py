@@ -72,20 +72,6 @@ def test_an_estimator_trains_on_files_and_its_model_predicts(files: DataFrame, t
     assert watched.evaluations[-1]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-@pytest.mark.slow  # the fitted model does the same above
-def test_the_predictor_decodes_files(files: DataFrame, tmp_path: Path) -> None:
-    model = network()
-    expected = model.predict(IMAGES, verbose=0)
-
-    def found(stage: ModelPredictor) -> list[list[float]]:
-        return [row["prediction"] for row in stage.transform(files).orderBy("id").collect()]
-
-    np.testing.assert_allclose(found(ModelPredictor(model, "content", decode=gray)), expected, atol=1e-6)
-    by_column = ModelPredictor(model, "content", decode={"content": gray})
-    by_column.save(str(tmp_path / "predictor"))
-    np.testing.assert_allclose(found(ModelPredictor.load(str(tmp_path / "predictor"))), expected, atol=1e-6)
-
-
 def test_the_predictor_refuses_invalid_functions(files: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="`decode` must be a function"):
         ModelPredictor(network(), "content", decode=3)  # type: ignore[arg-type]  # the test passes a wrong type

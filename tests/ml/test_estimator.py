@@ -12,13 +12,8 @@ import numpy as np
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.evaluation import (
-    BinaryClassificationEvaluator,
-    MulticlassClassificationEvaluator,
-    RegressionEvaluator,
-)
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
-from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -129,26 +124,6 @@ class TestFit:
         assert loss.evaluate(out) < 0.5
         assert BinaryClassificationEvaluator().evaluate(out) > 0.95
 
-    @pytest.mark.slow  # `test_conventions` tests the model's part
-    @pytest.mark.parametrize("logits", [True, False])
-    def test_a_single_output_is_a_classifier_of_two_classes(self, df: DataFrame, logits: bool) -> None:
-        loss = keras.losses.BinaryCrossentropy(from_logits=logits)
-        fitted = estimator(classifier(None if logits else "sigmoid", 1), loss=loss).fit(df)
-        out = fitted.transform(df)
-        values = outputs(fitted, df)[:, 0]
-        positive = 1 / (1 + np.exp(-values.astype(np.float64))) if logits else values
-        np.testing.assert_allclose(column(out, "probability"), np.stack([1 - positive, positive], 1), atol=1e-6)
-        np.testing.assert_array_equal(column(out, "prediction"), positive > 0.5)
-        assert BinaryClassificationEvaluator().evaluate(out) > 0.95
-
-    @pytest.mark.slow  # `test_conventions` tests the logits of both activations
-    def test_logits_of_several_classes_become_probabilities(self, df: DataFrame) -> None:
-        model = classifier(None)
-        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        out = KerasModel(model).transform(df)
-        powers = np.exp(column(out, "rawPrediction"))
-        np.testing.assert_allclose(column(out, "probability"), powers / powers.sum(1, keepdims=True), atol=1e-12)
-
     def test_predictions_of_a_regressor_are_doubles(self, df: DataFrame) -> None:
         fitted = estimator(classifier(None, 1), loss="mse", label_col="target", worker_optimizer="adam").fit(df)
         out = fitted.transform(df)
@@ -248,17 +223,6 @@ class TestEvaluate:
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-5), name
 
-    @pytest.mark.slow
-    def test_counts_of_several_thresholds_add_up(self, df: DataFrame) -> None:
-        model = classifier("sigmoid", 1)
-        model.compile(loss="binary_crossentropy", metrics=[keras.metrics.AUC(), keras.metrics.Precision()])
-        rows = df.orderBy("id").select("a", "b", "label").toPandas()
-        expected = model.evaluate(
-            rows[["a", "b"]].to_numpy(np.float32), rows["label"].to_numpy(), verbose=0, return_dict=True
-        )
-        found = KerasModel(model).evaluate(df.repartition(2))
-        assert found == pytest.approx(expected, rel=1e-5)
-
     def test_a_custom_metric_that_does_not_add_up_is_refused(self, df: DataFrame) -> None:
         model = classifier()
         model.compile(loss=SPARSE, metrics=[Latest()])
@@ -277,21 +241,6 @@ class TestEvaluate:
 
 
 class TestPipelines:
-    @pytest.mark.slow  # `test_columns_and_fits` fits several models concurrently
-    def test_cross_validation_fits_several_models_concurrently(self, df: DataFrame) -> None:
-        made = estimator(num_workers=1, num_epoch=1)
-        grid = ParamGridBuilder().addGrid(made.getParam("num_epoch"), [1, 5]).build()
-        search = CrossValidator(
-            estimator=made,
-            estimatorParamMaps=grid,
-            evaluator=MulticlassClassificationEvaluator().setMetricName("logLoss"),  # type: ignore[arg-type]  # the stub lacks it
-            numFolds=2,
-            parallelism=2,
-        )
-        fitted = search.fit(df)
-        assert isinstance(fitted.bestModel, KerasModel)
-        assert fitted.avgMetrics[1] < fitted.avgMetrics[0]
-
     def test_a_pipeline_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         raw = df.drop("features")
         pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), estimator()])
@@ -353,20 +302,6 @@ class TestPersistence:
         assert loaded.value("executors") == Executors(threads=2)
         assert loaded.value("batch_size") == made.value("batch_size")
 
-    @pytest.mark.slow
-    def test_a_model_is_saved_and_loaded_with_its_optimizer(self, df: DataFrame, tmp_path: Path) -> None:
-        fitted = estimator(worker_optimizer="adam", num_epoch=1).fit(df)
-        fitted.write().overwrite().save(str(tmp_path / "m"))
-        loaded = KerasModel.load(str(tmp_path / "m"))
-        assert not loaded.hasSummary
-        np.testing.assert_array_equal(
-            column(loaded.transform(df), "rawPrediction"), column(fitted.transform(df), "rawPrediction")
-        )
-        assert loaded.keras_model.optimizer.get_config() == fitted.keras_model.optimizer.get_config()
-        again = KerasEstimator(loaded.keras_model, num_workers=1, num_epoch=1).fit(df)
-        same = KerasEstimator(fitted.keras_model, num_workers=1, num_epoch=1).fit(df)
-        np.testing.assert_array_equal(outputs(again, df), outputs(same, df))
-
     def test_a_file_of_keras_is_a_model(self, spark: SparkSession, tmp_path: Path) -> None:
         path = str(tmp_path / "m.keras")
         model = classifier()
@@ -375,8 +310,7 @@ class TestPersistence:
             np.testing.assert_array_equal(made.keras_model.get_weights()[0], model.get_weights()[0])
 
     @pytest.mark.parametrize(
-        ("keywords", "name"),
-        [({"loss": lambda y, p: p}, "loss"), ({"callbacks": [AGN]}, "callbacks")],
+        ("keywords", "name"), [({"loss": lambda y, p: p}, "loss"), ({"callbacks": [AGN]}, "callbacks")]
     )
     def test_the_error_for_a_value_that_cannot_be_saved_names_the_parameter(
         self, spark: SparkSession, keywords: dict[str, Any], name: str, tmp_path: Path

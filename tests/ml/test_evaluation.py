@@ -77,12 +77,7 @@ def test_every_metric_of_keras_agrees(df: DataFrame, data: dict[str, np.ndarray]
     plain = [metric for number, metric in enumerate(chosen) if number % 2 or "io_u" in metric.name]
     model.compile("sgd", loss, metrics=plain, weighted_metrics=[metric for metric in chosen if metric not in plain])
     expected = model.evaluate(
-        data["features"],
-        data[label],
-        sample_weight=data["weight"],
-        batch_size=32,
-        verbose=0,
-        return_dict=True,
+        data["features"], data[label], sample_weight=data["weight"], batch_size=32, verbose=0, return_dict=True
     )
     fitted = KerasModel(model, label_col=label, sample_weight_col="weight", prediction_batch_size=32)
     found = fitted.evaluate(df.repartition(2))

@@ -148,11 +148,7 @@ class TestPrediction:
         self, df: DataFrame, expected: dict[int, Row], size: int
     ) -> None:
         model = KerasModel(
-            classifier(),
-            features_col=["a", "b"],
-            handle_invalid="keep",
-            invalid_col="why",
-            prediction_batch_size=size,
+            classifier(), features_col=["a", "b"], handle_invalid="keep", invalid_col="why", prediction_batch_size=size
         )
         found = rows_of(model.transform(df))
         assert found.keys() == set(range(60))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +11,7 @@ import pytest
 from pyspark.ml import Pipeline
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import DataFrame, SparkSession
-from support.patience import patience
+from support.programs import output_of
 
 from distkeras import KerasEstimator, KerasModel
 
@@ -146,14 +143,7 @@ def saved(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Saved:
 def test_saved_stages_work_in_a_fresh_process(saved: Saved, kind: str) -> None:
     if kind == "connect":
         pytest.importorskip("grpc")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(saved.folder), kind],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=patience(240),
-    )
-    assert done.returncode == 0, done.stderr
+    output_of("-c", PROGRAM, saved.folder, kind, seconds=240)
     there = np.load(saved.folder / f"{kind}.npz")
     np.testing.assert_array_equal(there["model"], saved.fitted)
     np.testing.assert_array_equal(there["fitted"], saved.fitted)
@@ -179,8 +169,6 @@ except ConfigurationError as error:
     print(error)
 spark.stop()
 """.replace("from distkeras.errors", "from distkeras.ps.errors")
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience(120), check=True
-    )
-    assert "Scaled" in done.stdout
-    assert "register_keras_serializable" in done.stdout
+    printed = output_of("-c", code, seconds=120)
+    assert "Scaled" in printed
+    assert "register_keras_serializable" in printed

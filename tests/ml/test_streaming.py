@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.patience import patience
+from support.programs import environment
 
 from distkeras import KerasEstimator, KerasModel
 from distkeras.ps.errors import ConfigurationError, DifferentJobError
-from distkeras.transformers import ModelPredictor
 
 ROWS = 16
 SCHEMA = "id int, features array<float>"
@@ -133,18 +133,6 @@ def test_a_stream_does_not_go_on_with_its_columns_in_another_order(spark: SparkS
     assert "distkeras_features" not in str(failure.value)
 
 
-@pytest.mark.slow  # the fitted model does the same above
-def test_the_predictor_scores_a_stream(spark: SparkSession, tmp_path: Path) -> None:
-    model, arriving = classifier(), tmp_path / "arriving"
-    arriving.mkdir()
-    arrive(arriving, 0)
-    out = ModelPredictor(model, output_col="p").transform(stream(spark, arriving))
-    query = out.writeStream.format("memory").queryName("predicted").trigger(availableNow=True).start()
-    assert query.awaitTermination(int(patience(60)))
-    found = [row["p"] for row in spark.table("predicted").orderBy("id").collect()]
-    np.testing.assert_allclose(found, model.predict(features(range(ROWS)), verbose=0), atol=1e-6)
-
-
 #: A program that scores files one at a time until it is killed.
 DRIVER = """
 import sys
@@ -171,10 +159,8 @@ def test_each_row_is_scored_once_if_the_driver_is_killed(spark: SparkSession, tm
     for number in range(files // 2):
         arrive(arriving, number)
     for batches in (2, 6):  # killed twice, in the middle of a micro-batch
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-        driver = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(tmp_path)], env=environment, start_new_session=True
-        )
+        command = [sys.executable, "-c", DRIVER, str(tmp_path)]
+        driver = subprocess.Popen(command, env=environment(), start_new_session=True)
         try:
             deadline = time.monotonic() + patience(120)
             while len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))) < batches:

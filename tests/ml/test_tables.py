@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
-from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import KerasEstimator, KerasModel
@@ -43,37 +40,6 @@ def estimator(model: keras.Model, **options: Any) -> KerasEstimator:
     given = {"worker_optimizer": keras.optimizers.Adagrad(0.1), "loss": "mse", "num_workers": 1, "batch_size": 8}
     tables = ["users", "items"]
     return KerasEstimator(model, make("downpour", window=2), tables=tables, num_epoch=2, **given | options)
-
-
-@pytest.mark.slow  # `training/test_tables` trains by rows
-def test_a_pipeline_is_trained_by_rows_saved_and_loaded(
-    rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keras.utils.set_random_seed(1)
-    optimizer = "LazyAdam" if keras.backend.backend() == "tensorflow" else keras.optimizers.Adagrad(0.1)
-    both = keras.Input((2,))
-    stages: list[Any] = [
-        StringIndexer(inputCols=["user", "item"], outputCols=["user_index", "item_index"]),
-        VectorAssembler(inputCols=["user_index", "item_index"], outputCol="features"),
-        estimator(keras.Model(both, head(both[:, :1], both[:, 1:])), worker_optimizer=optimizer),
-    ]
-    Pipeline(stages=stages).write().overwrite().save(str(tmp_path / "pipeline"))
-    pipeline = Pipeline.load(str(tmp_path / "pipeline"))
-    assert pipeline.getStages()[-1].getOrDefault("tables") == ["users", "items"]
-    fitted = pipeline.fit(rows)
-    last: Any = fitted.stages[-1]
-    (event,) = last.summary.events.where("kind = 'tables'").collect()
-    assert "by rows: 'users' (40 rows of 4), 'items' (30 rows of 3)" in event["text"]
-    fitted.save(str(tmp_path / "fitted"))
-    monkeypatch.setattr(
-        mapped_tables, "FILE_BYTES_MIN", 4 * ITEMS * 3
-    )  # the loaded model predicts with tables in files
-    loaded = PipelineModel.load(str(tmp_path / "fitted"))
-    found = [
-        [row["prediction"] for row in model.transform(rows).orderBy("id").select("prediction").collect()]
-        for model in (loaded, fitted)
-    ]
-    assert found[0] == found[1]
 
 
 def test_the_error_for_an_id_outside_the_table_names_it_before_training(rows: DataFrame) -> None:

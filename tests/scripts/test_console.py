@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from support.patience import patience, until
+from support.patience import patience
 from support.training.spark_jobs import assert_nothing_left
 
 from distkeras.commands.main import main
@@ -77,44 +77,12 @@ def test_score_prints_nothing_but_its_log_and_report(files: Path, tmp_path: Path
     assert scored.stdout == "Predictions are in scored\n"
 
 
-@pytest.mark.slow  # The content of the line is tested in test_train.py.
-def test_an_error_is_one_line(files: Path, tmp_path: Path) -> None:
-    ended = run(command(files, "--out", "out", "--features", "pixels"), tmp_path)
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("distkeras train: MissingColumnError: the DataFrame must have the column 'pixels'")
-
-
 @pytest.mark.slow
 def test_debug_shows_the_traceback_and_the_logs_of_libraries(files: Path, tmp_path: Path) -> None:
     ended = run(command(files, "--out", "out", "--features", "pixels", "--debug"), tmp_path)
     assert ended.returncode != 0
     assert "Traceback" in ended.stderr
     assert "log4j" in ended.stderr
-
-
-@pytest.mark.slow  # The test below covers the signal and the line.
-@pytest.mark.parametrize("saved", [True, False])
-def test_ctrl_c_in_a_terminal_interrupts_a_job(files: Path, tmp_path: Path, saved: bool) -> None:
-    words = ["--out", "out", "--epochs", "1000000", "--log-every", "0.5"]
-    words += ["--checkpoint", str(tmp_path / "checkpoint")] if saved else []
-    with (tmp_path / "printed").open("w") as printed:
-        process = subprocess.Popen(
-            command(files, *words), cwd=tmp_path, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            until(lambda: "samples/s" in (tmp_path / "printed").read_text())
-            begun = (tmp_path / "printed").read_text().splitlines()
-            assert all(map(LINE.match, begun)), begun
-            os.kill(process.pid, signal.SIGINT)
-            assert process.wait(patience(60)) == 130
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    *_, last = (tmp_path / "printed").read_text().splitlines()
-    assert_interrupted(last, saved)
-    assert not list((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -82,9 +82,7 @@ class TestPlantedFaults:
         with self.found_by_seed():
             parser.parse(3000, 0)
 
-    def test_an_accepted_message_of_a_stranger_is_found(
-        self,
-    ) -> None:
+    def test_an_accepted_message_of_a_stranger_is_found(self) -> None:
         target = parser.Target("stranger's server")
         with pytest.raises(Violation, match="Ack from a stranger"):
             target.check(Ack(1, 2, 3, 4))

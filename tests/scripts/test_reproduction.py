@@ -195,23 +195,6 @@ def test_verdicts_are_counted() -> None:
     assert str(Count(3, 3)) == "3 of 3"
 
 
-@pytest.mark.slow  # The test of intervals is above.
-def test_criteria_are_decided_by_intervals(tmp_path: Path) -> None:
-    options = ["--scale", "tiny", "--only", "slow-worker", "--out", str(tmp_path)]
-    assert command.main([*options, "--processes", "1"]) == 0
-    text, results = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "results.json").read_text())
-    assert "DynSGD is at 75% before DOWNPOUR, with λ of 1 and 8" in text
-    assert "undecided" in text, "a time that is not reached decides nothing"
-    for one in results["slow-worker"].values():
-        one["reached"] = [100.0 + seed for seed in range(10)]
-    for window in (1, 8):
-        results["slow-worker"][f"dynsgd/{window}"]["reached"] = [90.0 + seed for seed in range(10)]
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    assert command.main([*options, "--redraw"]) == 0
-    (row,) = re.findall(r"^\| \d \| first \| DynSGD is at .* \|$", (tmp_path / "README.md").read_text(), re.M)
-    assert "λ = 1: +10.0 [+10.0, +10.0]; λ = 8: +10.0 [+10.0, +10.0] mean step times earlier | yes |" in row
-
-
 def test_a_claim_is_run_and_reported(tmp_path: Path) -> None:
     options = ["--scale", "tiny", "--only", "throughput", "--out", str(tmp_path)]
     command_line = [sys.executable, str(SCRIPT), *options, "--processes", "1"]

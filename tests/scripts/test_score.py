@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 from support.patience import patience
+from support.programs import environment
 
 from distkeras.data.datasets import write_parquet
 
@@ -41,7 +40,7 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [SUBMIT, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false", SCRIPT, *arguments],
         cwd=folder,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=patience(240),

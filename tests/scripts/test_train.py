@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +14,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
+from support.programs import environment
 
 from distkeras import Trainer, __version__
 from distkeras.commands import console
@@ -61,7 +60,7 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [SUBMIT, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false", *WARM, SCRIPT, *arguments],
         cwd=folder,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=patience(240),

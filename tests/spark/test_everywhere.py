@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.patience import patience
+from support.programs import environment, output_of
 from support.training import everywhere
 from support.training.standalone import master, worker
 
@@ -21,26 +18,16 @@ MISSING: dict[str, dict[str, str]] = {"local": {}, "local-cluster[2,1,1024]": {}
 NAMES = [check.__name__ for check in everywhere.CHECKS]
 
 
-def environment() -> dict[str, str]:
-    tests = str(Path(__file__).parents[1])
-    found = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    found["PYTHONPATH"] = os.pathsep.join([*os.environ.get("PYTHONPATH", "").split(os.pathsep), tests])
-    return found
-
-
 def run(folder: Path, kind: str, url: str) -> dict[str, str | None]:
-    command = [sys.executable, PROGRAM, str(folder), kind, url]
-    limit = patience(500)
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=limit, cwd=folder)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, str | None] = json.loads(done.stdout.strip().splitlines()[-1])
+    printed = output_of(PROGRAM, folder, kind, url, seconds=500, cwd=folder, SPARK_LOCAL_IP="127.0.0.1")
+    found: dict[str, str | None] = json.loads(printed.strip().splitlines()[-1])
     return found
 
 
 def standalone(folder: Path) -> dict[str, str | None]:
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for name, value in environment().items():
+        for name, value in environment(SPARK_LOCAL_IP="127.0.0.1").items():
             patch.setenv(name, value)  # the executors use it as well
         url = stack.enter_context(master(folder))
         for number in range(2):

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from support.patience import patience
-
-
-def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from support.programs import output_of
 
 
 def test_a_worker_imports_keras_without_matplotlib() -> None:
-    run("""
+    output_of(
+        "-c",
+        """
 import gc
 from distkeras.spark.daemon import import_keras
 import_keras()
@@ -26,12 +17,15 @@ from keras.src.visualization import plot_image_gallery
 assert plot_image_gallery.plt is None
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
 import matplotlib.pyplot
-""")
+""",
+    )
 
 
 @pytest.mark.slow
 def test_another_thread_may_import_matplotlib_meanwhile() -> None:
-    run("""
+    output_of(
+        "-c",
+        """
 import builtins, sys, threading
 from distkeras.spark.daemon import import_keras
 
@@ -49,22 +43,28 @@ def watched(name, *rest, **others):
 builtins.__import__ = watched
 import_keras()
 assert builtins.__import__ is own
-""")
+""",
+    )
 
 
 @pytest.mark.slow
 def test_a_process_that_has_imported_keras_is_not_changed() -> None:
-    run("""
+    output_of(
+        "-c",
+        """
 import gc, keras
 gc.disable()
 from distkeras.spark.daemon import import_keras
 import_keras()
 assert not gc.isenabled() and gc.get_freeze_count() == 0
-""")
+""",
+    )
 
 
 def test_the_error_for_a_missing_backend_names_it_and_nothing_stays_changed() -> None:
-    run("""
+    output_of(
+        "-c",
+        """
 import gc, os, sys
 os.environ["KERAS_BACKEND"] = "unknown"
 from distkeras.spark.daemon import import_keras
@@ -77,16 +77,20 @@ else:
     raise AssertionError
 new = [finder for finder in sys.meta_path if finder not in before]
 assert gc.isenabled() and not any(type(finder).__module__.startswith("distkeras") for finder in new)
-""")
+""",
+    )
 
 
 @pytest.mark.slow
 def test_a_driver_imports_matplotlib_and_does_not_freeze_its_objects() -> None:
-    run("""
+    output_of(
+        "-c",
+        """
 import gc
 from distkeras.spark.daemon import import_keras
 import_keras(on_driver=True)
 from keras.src.visualization import plot_image_gallery
 assert plot_image_gallery.plt is not None
 assert gc.isenabled() and gc.get_freeze_count() == 0
-""")
+""",
+    )

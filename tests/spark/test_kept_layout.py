@@ -28,12 +28,7 @@ def rows(spark: SparkSession) -> Iterator[DataFrame]:
 
 
 def lay_out(
-    layout: KeptLayout | None,
-    source: DataFrame,
-    label: str = "y",
-    *,
-    workers: int = 2,
-    seed: int = 0,
+    layout: KeptLayout | None, source: DataFrame, label: str = "y", *, workers: int = 2, seed: int = 0
 ) -> DataFrame:
     """Lay out rows as the trainer does; without ``layout`` as in a first job."""
     spec = DataSpec((Column("x"),), (Column(label),), seed=seed)

@@ -26,8 +26,7 @@ def lengths(df: DataFrame) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("features", "rows"),
-    [(1, 10_000), (102, 10_000), (103, 9986), (784, 1334), (224 * 224 * 3, 16), (10**8, 16)],
+    ("features", "rows"), [(1, 10_000), (102, 10_000), (103, 9986), (784, 1334), (224 * 224 * 3, 16), (10**8, 16)]
 )
 def test_batches_have_a_size_in_bytes(features: int, rows: int) -> None:
     found = rows_of_batch(spec(features).row_bytes)

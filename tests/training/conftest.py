@@ -7,12 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.training.small_jobs import ROWS
-from support.training.spark_jobs import (
-    assert_nothing_left,
-    blobs,
-    counting_rows,
-    table,
-)
+from support.training.spark_jobs import assert_nothing_left, blobs, counting_rows, table
 
 
 @pytest.fixture

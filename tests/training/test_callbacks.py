@@ -32,7 +32,7 @@ from distkeras import EarlyStopping, KerasCallbacks, Pruning, Trainer
 from distkeras.callbacks import Callback, CallbackContext
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.errors import ConfigurationError, MissingColumnError, NonFiniteError
+from distkeras.ps.errors import NonFiniteError
 from distkeras.ps.protocol.messages import Status
 from distkeras.ps.rules import make
 from distkeras.settings import grouped
@@ -340,19 +340,6 @@ class TestErrors:
         assert ending.received == [caught.value]
         assert trainer.stopped is None
         assert sum(counts(trainer.model)) == trainer.history.toPandas().samples.sum()
-
-    def test_an_invalid_callback_is_refused_before_any_job(
-        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*args: object, **options: Any) -> None:
-            raise AssertionError("a server was started")
-
-        monkeypatch.setattr("distkeras.training.run.ServerProcess", refuse)
-        df = counting_rows(spark, ROWS)
-        with pytest.raises(ConfigurationError, match="`monitor` must be one of"):
-            counter().train(df, callbacks=[EarlyStopping(df, "accuracy")])
-        with pytest.raises(MissingColumnError):
-            counter().train(df, callbacks=[EarlyStopping(df.drop("label"))])
 
 
 class TestBadNumbers:

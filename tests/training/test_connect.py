@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.patience import patience
+from support.programs import output_of
 from support.training.spark_jobs import blobs, table, wrong_model
 
 from distkeras import KerasEstimator, KerasModel
@@ -100,7 +97,6 @@ report["stopped"] = said(lambda: trainer.train(df))
 (folder / "report.json").write_text(json.dumps(report))
 """
 
-TESTS = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.slow  # starts its own Spark server
 
@@ -131,24 +127,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, df: DataFrame) -> Path:
     }
     for name, stage in stages.items():
         stage.write().overwrite().save(str(place / "classic" / name))
-    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_TESTING": "1",  # any free port
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(place)],
-        env=environment,
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=patience(200),
-    )
-    lines = [line for line in done.stderr.splitlines() if not line.lstrip().startswith("at ")]  # the JVM's frames
-    assert done.returncode == 0, "\n".join(lines[-60:])
+    output_of("-c", CLIENT, place, seconds=200, cwd=place, SPARK_TESTING="1")  # any free port
     return place
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
-from support.patience import patience
+from support.programs import output_of
 from support.training.daso_jobs import (
     ROWS,
     SIZE,
@@ -28,13 +26,6 @@ from support.training.spark_jobs import assert_nothing_left, committed, servers
 from distkeras import Callback, CallbackContext, Checkpoint, Network, Trainer
 from distkeras.ps.errors import ConfigurationError, EmptyDataError
 from distkeras.ps.rules.daso import Daso
-
-
-def test_daso_has_the_trace_of_the_simulator_to_the_bit(spark: SparkSession) -> None:
-    trace = assert_as_simulated(spark, Daso(nodes=2, interval=2, patience=1, threshold=0.9), workers=2, epochs=5)
-    assert trace.phase[[0, 3, -1]].tolist() == ["warm_up", "cycling", "cool_down"]
-    assert set(trace.interval) == {1, 2}
-    assert (trace.merged >= 0).any()
 
 
 def test_the_workers_of_one_host_are_one_node(spark: SparkSession) -> None:
@@ -93,18 +84,15 @@ def test_a_partition_without_rows_is_an_error(spark: SparkSession) -> None:
 DASO = Daso(nodes=2, interval=2, patience=1, threshold=0.9)
 
 
-def test_a_killed_member_changes_no_number(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [7, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 4, 13))])
+def test_a_killed_member_changes_no_number(spark: SparkSession, tmp_path: Path, step: int) -> None:
+    """The trace is that of the simulator, to the bit; the steps are of each phase."""
     marker = tmp_path / "killed"
-    assert_as_simulated(spark, DASO, 2, 5, killing_layer(marker, 7))
+    trace = assert_as_simulated(spark, DASO, 2, 5, killing_layer(marker, step))
     assert marker.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 4, 13])
-def test_a_member_killed_in_each_phase_changes_no_number(spark: SparkSession, tmp_path: Path, step: int) -> None:
-    marker = tmp_path / "killed"
-    assert_as_simulated(spark, DASO, 2, 5, killing_layer(marker, step))
-    assert marker.exists()
+    assert trace.phase[[0, 3, -1]].tolist() == ["warm_up", "cycling", "cool_down"]
+    assert set(trace.interval) == {1, 2}
+    assert (trace.merged >= 0).any()
 
 
 class KillTheServer(Callback):
@@ -130,19 +118,7 @@ def test_a_killed_server_changes_no_number(spark: SparkSession, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_two_nodes_of_two_workers_train(tmp_path: Path) -> None:
-    support = str(Path(__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "support.training.daso_jobs", tmp_path],
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")]),
-            "PYSPARK_PYTHON": sys.executable,
-        },
-        capture_output=True,
-        text=True,
-        timeout=patience(280),
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
+    output_of("-m", "support.training.daso_jobs", tmp_path, seconds=280)
 
 
 class StopAtOnce(Callback):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.patience import brief, patience
-from support.training.standalone import daemon, said
+from support.programs import output_of
+from support.training.standalone import two_hosts
 
 DRIVER = """
 import json, logging, os, signal, sys, threading
@@ -93,28 +92,10 @@ pytestmark = [
 
 def outcome(folder: Path, kind: str, standstill: float) -> dict[str, Any]:
     """Return the outcome of a job on executors of two hosts, which here are two loopback addresses."""
-    support = str(Path(__file__).parents[1])
-    script = folder / "driver.py"
-    script.write_text(DRIVER)
-    paths = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
-    with contextlib.ExitStack() as stack:
-        own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        stack.enter_context(daemon(folder / "master", "org.apache.spark.deploy.master.Master", *own))
-        url = said(folder / "master", "Starting Spark master at ")
-        for host in ("127.0.0.1", "127.0.0.2"):
-            options = ("--host", host, "--cores", "3", "--memory", "1g", "--webui-port", "0", url)
-            stack.enter_context(daemon(folder / host, "org.apache.spark.deploy.worker.Worker", *options))
-            said(folder / host, "Successfully registered with master ")
-        done = subprocess.run(
-            [sys.executable, str(script), url, str(folder), kind, str(standstill)],
-            env=os.environ | {"PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=patience(240),
-        )
-    assert done.returncode == 0, done.stderr[-8000:]
-    (found,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    with two_hosts(folder, cores=3) as url:
+        words = ("-c", DRIVER, url, folder, kind, standstill)
+        printed = output_of(*words, seconds=240, cwd=folder, SPARK_LOCAL_IP="127.0.0.1")
+    (found,) = (json.loads(line) for line in printed.splitlines() if line.startswith("{"))
     assert found["counts"] == [3.0]
     assert found["exact"]
     return dict(found)

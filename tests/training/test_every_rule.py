@@ -63,7 +63,7 @@ RATES = {
 #: Numbers of epochs, of a rule and of plain SGD, for rules that need more than `EPOCHS`.
 LONGER = {
     # An epoch is one round, which moves a weight by about 0.01: 6 points behind after 6 epochs, 1.5 after 20.
-    "fedopt": 20,
+    "fedopt": 20
 }
 
 

@@ -96,23 +96,6 @@ def test_a_bad_row_is_an_error_that_names_its_place(spark: SparkSession, kind: s
     assert "to_numpy" in present(caught.value.remote_traceback)
 
 
-@pytest.mark.slow
-def test_labels_of_another_shape_than_the_output_are_an_error(spark: SparkSession) -> None:
-    rows = [(x, [0.0, 1.0, 0.0]) for x, _ in GOOD]
-    with pytest.raises(ShapeError, match=r"2 values each.*3 values") as caught:
-        train(frame(spark, rows, "features array<float>, label array<float>"), loss="mse")
-    assert caught.value.column == "label"
-    assert "Traceback" in present(caught.value.remote_traceback)
-
-
-@pytest.mark.slow  # a bad row is tested above
-def test_features_of_another_shape_than_the_input_are_an_error(spark: SparkSession) -> None:
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
-    with pytest.raises(ShapeError, match=r"3 values each.*2 values") as caught:
-        train(frame(spark, GOOD), model)
-    assert caught.value.column == "features"
-
-
 class TestInsideATask:
     def test_an_exception_in_a_step_is_an_error_that_names_the_step(self, spark: SparkSession) -> None:
         def fail(step: int) -> None:

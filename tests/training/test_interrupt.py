@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.patience import patience, until
+from support.programs import environment
 
 INTERRUPTED = """
 import json, os, socket, sys, traceback
@@ -64,14 +65,12 @@ def test_ctrl_c_ends_the_job_and_keeps_the_center(tmp_path: Path) -> None:
         port = found.getsockname()[1]
     script = tmp_path / "driver.py"
     script.write_text(INTERRUPTED)
-    support = str(Path(__file__).parents[1])
-    path = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     driver = subprocess.Popen(
         [sys.executable, str(script), str(fifo), str(port)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
+        env=environment(),
         text=True,
     )
     try:

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.training.small_jobs import SPARSE, counter, sgd
-from support.training.spark_jobs import (
-    committed,
-    expected_ranges,
-    wrong_model,
-)
+from support.training.spark_jobs import wrong_model
 
 from distkeras import Trainer
 from distkeras.ps.errors import LocalProtocolError
@@ -44,38 +40,17 @@ class TestRecords:
         return trainer
 
     def test_the_history_has_these_columns(self, trainer: Trainer) -> None:
-        assert dict(trainer.history.dtypes) == {
-            "worker": "int",
-            "epoch": "int",
-            "iteration": "bigint",
-            "timestamp": "timestamp",
-            "loss": "double",
-            "accuracy": "double",
-            "samples": "bigint",
-        }
+        expected = {"worker": "int", "epoch": "int", "iteration": "bigint", "timestamp": "timestamp"}
+        expected |= {"loss": "double", "accuracy": "double", "samples": "bigint"}
+        assert dict(trainer.history.dtypes) == expected
 
     def test_the_commits_have_these_columns(self, trainer: Trainer) -> None:
-        assert trainer.commits.dtypes == [
-            ("clock", "bigint"),
-            ("worker", "int"),
-            ("timestamp", "timestamp"),
-            ("staleness", "bigint"),
-            ("gap", "double"),
-            ("scale", "double"),
-            ("bytes", "bigint"),
-            ("wait", "double"),
-            ("attempt", "bigint"),
-            ("sequence", "bigint"),
-            ("epoch", "int"),
-            ("first_batch", "bigint"),
-            ("last_batch", "bigint"),
-            ("steps", "int"),
-            ("learning_rate", "double"),
-            ("refusals", "bigint"),
-            ("table_rows", "bigint"),
-            ("table_bytes", "bigint"),
-            ("table_rows_back", "bigint"),
-        ]
+        assert ", ".join(f"{name} {kind}" for name, kind in trainer.commits.dtypes) == (
+            "clock bigint, worker int, timestamp timestamp, staleness bigint, gap double, scale double, bytes bigint, "
+            "wait double, attempt bigint, sequence bigint, epoch int, first_batch bigint, last_batch bigint, "
+            "steps int, learning_rate double, refusals bigint, table_rows bigint, table_bytes bigint, "
+            "table_rows_back bigint"
+        )
 
     def test_the_ledger_has_these_columns(self, trainer: Trainer) -> None:
         assert set(trainer.ledger.columns) == {
@@ -114,11 +89,6 @@ class TestRecords:
         for _, own in commits.groupby("worker"):
             assert own.sequence.tolist() == list(range(1, len(own) + 1))
             assert own.attempt.nunique() == 1
-
-    def test_the_ledger_contains_each_mini_batch_once(self, trainer: Trainer) -> None:
-        history = trainer.history.toPandas()
-        sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
-        assert committed(trainer) == expected_ranges(sizes, 2, 20)
 
     @pytest.mark.slow
     def test_the_gap_is_null_unless_it_is_measured(self, trainer: Trainer, ones: DataFrame) -> None:

@@ -32,6 +32,7 @@ def train(df: DataFrame, **options: Any) -> None:
     np.testing.assert_array_equal(counts(model), np.full(ROWS, EPOCHS))
 
 
+@pytest.mark.slow
 def test_cached_rows_are_laid_out_once(spark: SparkSession) -> None:
     rows = counting_rows(spark, ROWS)
     train(rows)

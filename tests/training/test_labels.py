@@ -104,12 +104,14 @@ def test_a_job_equals_keras_with_columns_together_labels_of_their_own_length_and
     assert history["samples"].to_pylist() == [8, 8, 4]
 
 
+@pytest.mark.slow
 def test_groups_equal_keras(rows: DataFrame) -> None:
     groups = trainer().train_groups(rows, "shop")
     for shop in range(2):
         assert_equal(groups.model(shop), rows.where(f"shop = {shop}"))
 
 
+@pytest.mark.slow
 def test_an_estimator_fits_evaluates_and_is_saved(rows: DataFrame, tmp_path: Any) -> None:
     estimator = KerasEstimator(model(), "downpour", **COLUMNS, num_workers=1, batch_size=8, shuffle=False)
     estimator.save(str(tmp_path / "estimator"))

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.training.small_jobs import SPARSE, deep_model, sgd
-from support.training.spark_jobs import (
-    accuracy,
-    batches_of,
-    blobs,
-    counting_model,
-    counts,
-    wrong_model,
-)
+from support.training.spark_jobs import accuracy, batches_of, blobs, counting_model, counts, wrong_model
 
 from distkeras import Trainer
 from distkeras.data.batches import DataSpec
@@ -45,15 +38,6 @@ class TestModels:
         assert figures["accuracy"] > 0.9
         assert trained.optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
 
-    @pytest.mark.slow
-    def test_the_models_compilation_is_the_default(self, clouds: DataFrame) -> None:
-        model = wrong_model()
-        model.compile(sgd(0.1), SPARSE, metrics=["accuracy"])
-        trainer = Trainer(model, "downpour", num_workers=2)
-        x, y = blobs(seed=1)
-        assert accuracy(trainer.train(clouds), x, y) > 0.95
-        assert "accuracy" in trainer.history.columns
-
     def test_training_continues_from_the_optimizers_state(self, clouds: DataFrame) -> None:
         """One worker makes the next steps that Keras itself would have made."""
         x, y = blobs(32)
@@ -80,44 +64,6 @@ class TestModels:
         np.testing.assert_allclose(moving_mean, x.mean(0) + 10, atol=2.0)
         np.testing.assert_allclose(moving_variance, x.var(0), rtol=0.4)
         assert accuracy(trained, x + 10, y) > 0.95
-
-    @pytest.mark.slow
-    def test_frozen_layers_do_not_change(self, clouds: DataFrame) -> None:
-        model = deep_model()
-        model.layers[0].trainable = False
-        before = model.layers[0].get_weights()
-        trained = self.train(clouds, model)
-        for weights, kept in zip(trained.layers[0].get_weights(), before, strict=True):
-            np.testing.assert_array_equal(weights, kept)
-        assert not trained.layers[0].trainable
-        assert np.abs(trained.layers[1].get_weights()[0] - model.layers[1].get_weights()[0]).max() > 1e-3
-
-    @pytest.mark.slow
-    def test_a_model_of_several_inputs_and_outputs_trains(self, spark: SparkSession) -> None:
-        x, y = blobs()
-        df = spark.createDataFrame(
-            [(float(a), [float(b)], int(c), [float(a + b)]) for (a, b), c in zip(x, y, strict=True)],
-            "a float, b array<float>, cloud int, both array<float>",
-        )
-        one, two = keras.Input((1,), name="one"), keras.Input((1,), name="two")
-        joined = keras.layers.Concatenate()([one, two])
-        cloud = keras.layers.Dense(2, activation="softmax", name="cloud")(joined)
-        both = keras.layers.Dense(1, name="both")(joined)
-        trainer = Trainer(
-            keras.Model([one, two], [cloud, both]),
-            "downpour",
-            worker_optimizer=sgd(0.02),
-            loss=[SPARSE, "mse"],
-            loss_weights=[1.0, 0.5],
-            features_col=["a", "b"],
-            label_col=["cloud", "both"],
-            num_workers=2,
-            num_epoch=4,
-        )
-        trained = trainer.train(df)
-        classes, sums = trained.predict([x[:, :1], x[:, 1:]], verbose=0)
-        assert (classes.argmax(-1) == y).mean() > 0.95
-        assert np.abs(sums.ravel() - x.sum(1)).mean() < 1.0  # 6 before training
 
     def test_sample_weights_scale_the_loss(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame(
@@ -179,21 +125,6 @@ class TestModels:
         path.unlink()
         with pytest.raises(ConfigurationError, match=r"frozen_weights=.*base\.weights\.h5"):
             trainer.train(clouds)
-
-    @pytest.mark.slow  # `data/test_schema` tests the types that a label may have
-    @pytest.mark.parametrize(
-        ("label", "loss"),
-        [
-            ("cast(label as long)", SPARSE),
-            ("cast(label as double)", SPARSE),
-            ("array(cast(1 - label as float), cast(label as float))", "categorical_crossentropy"),
-            ("array(1 - label, label)", "mse"),
-        ],
-    )
-    def test_each_kind_of_label_trains(self, clouds: DataFrame, label: str, loss: str) -> None:
-        x, y = blobs(seed=1)
-        trained = self.train(clouds.selectExpr("features", f"{label} as label"), wrong_model(), loss=loss, num_epoch=2)
-        assert accuracy(trained, x, y) > 0.95
 
     @pytest.mark.slow
     def test_ml_vectors_and_a_boolean_label_train(self, spark: SparkSession) -> None:

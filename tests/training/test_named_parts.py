@@ -114,6 +114,7 @@ def test_predictors_read_and_write_columns_by_name(rows: DataFrame) -> None:
             ModelPredictor(named_model(), **keywords).transform(rows)
 
 
+@pytest.mark.slow
 def test_an_estimator_and_its_model_use_names(spark: SparkSession, rows: DataFrame, tmp_path: Any) -> None:
     estimator = KerasEstimator(named_model(), "downpour", **options())
     fitted = estimator.fit(rows)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.patience import brief, patience
-from support.training.standalone import daemon, said
+from support.patience import brief
+from support.programs import output_of
+from support.training.standalone import two_hosts
 
 DRIVER = """
 import json, sys, time
@@ -80,32 +78,11 @@ spark.stop()
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
 def test_the_first_attempt_keeps_its_partition_and_every_mini_batch_counts_once(tmp_path: Path) -> None:
     """Spark runs speculative attempts only on another host, which here is another loopback address."""
-    support = str(Path(__file__).parents[1])
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    with contextlib.ExitStack() as stack:
-        own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        stack.enter_context(daemon(tmp_path / "master", "org.apache.spark.deploy.master.Master", *own))
-        url = said(tmp_path / "master", "Starting Spark master at ")
-        for host in ("127.0.0.1", "127.0.0.2"):
-            options = ("--host", host, "--cores", "2", "--memory", "1g", "--webui-port", "0", url)
-            stack.enter_context(daemon(tmp_path / host, "org.apache.spark.deploy.worker.Worker", *options))
-            said(tmp_path / host, "Successfully registered with master ")
-        done = subprocess.run(
-            [sys.executable, str(script), url, str(tmp_path), str(brief(2.0))],
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")]),
-                "PYSPARK_PYTHON": sys.executable,
-                "SPARK_LOCAL_IP": "127.0.0.1",
-            },
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=patience(240),
+    with two_hosts(tmp_path, cores=2) as url:
+        printed = output_of(
+            "-c", DRIVER, url, tmp_path, brief(2.0), seconds=240, cwd=tmp_path, SPARK_LOCAL_IP="127.0.0.1"
         )
-    assert done.returncode == 0, done.stderr[-8000:]
-    (result,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    (result,) = (json.loads(line) for line in printed.splitlines() if line.startswith("{"))
     assert result["counts"] == [2.0]
     assert result["exact"]
     assert len(result["attempts"]) > 2, "Spark ran no speculative attempt"

@@ -83,6 +83,7 @@ def on_first_status(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) 
     monkeypatch.setattr(Progress, "update", update)
 
 
+@pytest.mark.slow
 def test_a_suspended_server_with_a_checkpoint_is_replaced_and_every_mini_batch_counts_once(
     spark: SparkSession, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -341,25 +341,6 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=r"`tables` must .*'counts'.*Received: \['others'\]"):
             counter(counted(ROWS), tables=["others"]).train(ids(spark, ROWS))
 
-    @pytest.mark.parametrize(
-        ("rule", "options", "why"),
-        [
-            ("easgd", {}, "rule 'easgd'"),
-            ("downpour", {"network": Network(wire_format="int8")}, "wire_format='int8'"),
-            ("downpour", {"network": Network(overlap=True)}, "`overlap`"),
-        ],
-    )
-    def test_options_that_exclude_tables_by_rows_are_refused(
-        self, spark: SparkSession, rule: str, options: dict[str, Any], why: str
-    ) -> None:
-        with pytest.raises(ConfigurationError, match=why):
-            counter(counted(ROWS), rule, **options).train(ids(spark, ROWS))
-
-    def test_an_optimizer_that_moves_untouched_rows_is_refused(self, spark: SparkSession) -> None:
-        trainer = Trainer(counted(ROWS), "downpour", worker_optimizer="adam", loss=total, tables="counts")
-        with pytest.raises(ConfigurationError, match=r"'counts', which stays dense: Adam may move rows"):
-            trainer.train(ids(spark, ROWS))
-
     def test_an_invalid_choice_of_tables_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="`tables` must be"):
             counter(counted(ROWS), tables=3)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from support.patience import patience
+from support.programs import output_of
 
 
 def test_pandas_is_imported_before_the_threads_start() -> None:
@@ -14,4 +11,4 @@ def test_pandas_is_imported_before_the_threads_start() -> None:
         "import sys\nfrom distkeras.training.task import prepare_process\nprepare_process(1, None)\n"
         "assert 'pandas' in sys.modules and 'keras' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=patience(120))
+    output_of("-c", program)

@@ -33,7 +33,6 @@ from distkeras import (
     DynSGD,
     EnsembleTrainer,
     SingleTrainer,
-    Trainer,
 )
 from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
@@ -121,15 +120,6 @@ def test_shuffle_of_train_overrides_the_constructors(clouds: DataFrame) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_averaging_trainer_is_the_mean_of_the_workers(spark: SparkSession) -> None:
-    # Each row moves its own weight by 1 at one worker; the mean over two workers is 1/2.
-    rows = 40
-    trainer = AveragingTrainer(counting_model(rows), sgd(1.0), total, None, batch_size=8)
-    df = table(spark, np.eye(rows, dtype=np.float32), np.zeros(rows))
-    assert counts(trainer.train(df)) == [0.5] * rows
-
-
 class TestEnsemble:
     def test_each_model_sees_its_own_part_of_the_rows(self, spark: SparkSession) -> None:
         rows = 40
@@ -160,7 +150,3 @@ class TestEnsemble:
     def test_an_invalid_number_of_models_is_refused(self, number: int) -> None:
         with pytest.raises(ConfigurationError, match="`num_ensembles` must be"):
             EnsembleTrainer(wrong_model(), sgd(), SPARSE, num_ensembles=number)
-
-
-def test_all_classes_are_trainers() -> None:
-    assert all(issubclass(kind, Trainer) for kind in NAMED)

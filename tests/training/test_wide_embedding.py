@@ -280,30 +280,10 @@ class TestErrors:
             trainer(scored(wide(tmp_path))).train(df)
         assert caught.value.column == "user"
 
-    @pytest.mark.parametrize(
-        ("options", "why"),
-        [
-            ({"worker_optimizer": "adam"}, "'table' must travel by rows.*Adam may move rows"),
-            # `test_tables` and `test_table_choice` test which options a table by rows excludes.
-            pytest.param({"network": Network(overlap=True)}, "cannot travel: .*`overlap`", marks=pytest.mark.slow),
-            pytest.param({"network": Network(wire_format="int8")}, "cannot travel: .*int8", marks=pytest.mark.slow),
-            pytest.param(
-                {"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)},
-                "momentum moves rows",
-                marks=pytest.mark.slow,
-            ),
-        ],
-    )
-    def test_options_that_exclude_tables_by_rows_are_refused(
-        self, spark: SparkSession, tmp_path: Path, options: dict[str, Any], why: str
-    ) -> None:
-        with pytest.raises(ConfigurationError, match=why):
-            trainer(scored(wide(tmp_path)), **options).train(ratings(spark))
-
-    def test_a_rule_that_moves_all_rows_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
-        made = Trainer(scored(wide(tmp_path)), "easgd", features_col=["user", "others", "extra"])
-        with pytest.raises(ConfigurationError, match="cannot travel: rule 'easgd'"):
-            made.train(ratings(spark))
+    def test_an_option_that_excludes_tables_by_rows_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
+        """`test_table_choice` tests which options do."""
+        with pytest.raises(ConfigurationError, match=r"'table' must travel by rows.*Adam may move rows"):
+            trainer(scored(wide(tmp_path)), worker_optimizer="adam").train(ratings(spark))
 
     def test_a_folder_that_cannot_be_written_to_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +9,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.patience import patience
+from support.programs import output_of
 
 from distkeras.data.column_kinds import lists_of
 from distkeras.data.columns import Column, to_numpy
@@ -185,8 +183,7 @@ def test_only_the_last_few_models_are_kept() -> None:
 
 def test_importing_the_package_loads_no_keras() -> None:
     code = "import sys, distkeras.transformers; assert not {'keras', 'tensorflow'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=patience(120))
-    assert done.returncode == 0, done.stderr.decode()
+    output_of("-c", code)
 
 
 @pytest.mark.parametrize(("sizes", "most"), [([10], 4), ([3, 9, 1], 4), ([25], 8), ([8, 8], 8)])

@@ -55,11 +55,7 @@ class JobService:
         self.files = JobFiles(folder / "files")
         (folder / "output").mkdir(exist_ok=True)
         settings = Settings(
-            [str(folder / "data")],
-            [str(folder / "output")],
-            [self.files.root],
-            upload_max=upload_max,
-            reserve=reserve,
+            [str(folder / "data")], [str(folder / "output")], [self.files.root], upload_max=upload_max, reserve=reserve
         )
         self.services = Services(self.accounts, self.store, self.files, settings)
         self.tokens = {}

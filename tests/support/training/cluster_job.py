@@ -1,10 +1,11 @@
 """A driver of jobs whose executors die: classic Spark or Connect, with the server at the driver or in the cluster.
 
 ``python cluster_job.py FOLDER classic|connect MASTER NAME …`` runs one job for each name. The part before the "@"
-says what is killed ("meeting": nothing, but workers of two executors wait for each other). The part after it says
-where the server runs, "driver" or "cluster", or, with the server at the driver, "estimator" or "resources" (a profile
-of two cores a task). The program prints a line of JSON for each job. A process can have classic Spark or Connect, and
-one context at most; so tests `start` the program, and read its `outcomes`.
+says what is killed ("blocks": an executor that held blocks; "orphan": an executor, which its worker outlives;
+"meeting": nothing, but workers of two executors wait for each other). The part after it says where the server runs,
+"driver" or "cluster", or, with the server at the driver, "estimator" or "resources" (a profile of two cores a task).
+The program prints a line of JSON for each job. A process can have classic Spark or Connect, and one context at most;
+so tests `start` the program, and read its `outcomes`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,11 @@ from pyspark.sql import DataFrame, SparkSession
 from distkeras import Checkpoint, KerasEstimator, Trainer
 from distkeras.ps.checkpoint.ownership import Name, parsed
 from distkeras.ps.checkpoint.store import Store
+from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
 from distkeras.settings import grouped
 from support.patience import until
+from support.programs import environment, without_frames_of_java
 from support.training.spark_jobs import (
     assert_nothing_left,
     committed,
@@ -42,6 +45,7 @@ from support.training.spark_jobs import (
     once_at_step,
     step_callback_layer,
     total,
+    wait_at_step,
 )
 
 #: The import path of drivers and executors: these tests, and this process's own path.
@@ -78,6 +82,38 @@ def server_executor(folder: str) -> None:
     process.kill()
 
 
+def outlive_executor(next_runs: Path) -> None:
+    """Kill the executor of this worker, which itself ends only when Spark runs the next attempt."""
+    os.setpgid(0, 0)  # An executor's daemon ends its process group when the executor is gone.
+    _jvm_of(psutil.Process()).kill()
+    wait_at_step(0, next_runs)(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def announce_next_attempt(spark: SparkSession, next_runs: Path) -> None:
+    """Make the file ``next_runs`` once another attempt of a task runs."""
+    tracker = spark.sparkContext.statusTracker()
+
+    def runs() -> bool:
+        stage = max(tracker.getActiveStageIds(), default=None)
+        info = None if stage is None else tracker.getStageInfo(stage)
+        if info is None or not (info.numFailedTasks or info.currentAttemptId):
+            return False
+        return bool(info.numActiveTasks + info.numCompletedTasks == info.numTasks)
+
+    until(runs)
+    next_runs.touch()
+
+
+def executors() -> set[int]:
+    """Return the process ids of the executors of a local cluster."""
+    return {
+        process.pid
+        for process in psutil.Process().children(recursive=True)
+        if process.name() == "java" and any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
+    }
+
+
 def _jvm_of(process: psutil.Process) -> psutil.Process:
     return next(parent for parent in process.parents() if parent.name() == "java")
 
@@ -95,7 +131,8 @@ def _server_of(folder: str) -> psutil.Process:
 
 
 KILLS: dict[str, Callable[[str], None]] = {
-    kill.__name__: kill for kill in (nothing, worker, executor, server, server_executor)
+    "blocks": executor,
+    **{kill.__name__: kill for kill in (nothing, worker, executor, server, server_executor)},
 }
 
 
@@ -130,14 +167,23 @@ def run(spark: SparkSession, folder: Path, name: str, path: str) -> dict[str, An
     """Run one job; return its outcome."""
     kill, place = name.split("@")
     checkpoint, marker = str(folder / f"checkpoint of {name}"), folder / f"marker of {name}"
-    act = meeting(marker) if kill == "meeting" else once_at_step(marker, STEP, partial(KILLS[kill], checkpoint))
-    hook = step_callback_layer(act)
-    model, made = trained(spark.read.parquet(path), place, Checkpoint(checkpoint, every=5), hook)
+    next_runs, frame = folder / "next attempt", spark.read.parquet(path)
+    if kill == "orphan":
+        threading.Thread(target=announce_next_attempt, args=(spark, next_runs), daemon=True).start()
+        act = once_at_step(marker, STEP, partial(outlive_executor, next_runs))
+    else:
+        act = meeting(marker) if kill == "meeting" else once_at_step(marker, STEP, partial(KILLS[kill], checkpoint))
+    if kill == "blocks":  # A shuffle's blocks and cached ones, on both executors.
+        frame = frame.repartition(4).cache()
+        frame.count()
+    before = executors()
+    model, made = trained(frame, place, Checkpoint(checkpoint, every=5), step_callback_layer(act))
     ledger, history = made.ledger.toPandas(), made.history.toPandas()
     sizes = history[history.epoch == 0].groupby("worker").samples.sum().to_dict()
     assert_nothing_left()
     return {
         "name": name,
+        "lost": len(before - executors()),
         "fired": any(folder.glob(f"{marker.name}*")),
         "counts": sorted(set(counts(model))),
         "exact": committed(made) == expected_ranges(sizes, EPOCHS, BATCH),
@@ -150,18 +196,11 @@ def run(spark: SparkSession, folder: Path, name: str, path: str) -> dict[str, An
     }
 
 
-def start(folder: Path, kind: str, master: str, *names: str, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, kind: str, master: str, *names: str, **more: str) -> subprocess.Popen[str]:
     """Start this program as a process of its own."""
     return subprocess.Popen(
         [sys.executable, __file__, str(folder), kind, master, *names],
-        env={
-            **os.environ,
-            "PYTHONPATH": PYTHONPATH,
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_TESTING": "1",  # Connect may use any free port.
-            **environment,
-        },
+        env=environment(**{"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_TESTING": "1", **more}),  # Connect may use any port.
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -175,16 +214,14 @@ def outcomes(started: subprocess.Popen[str], timeout: float) -> dict[str, dict[s
         out, err = started.communicate(timeout=timeout)
     finally:
         started.kill()
-    lines = [
-        line for line in err.splitlines() if not re.match(r"\s*at |\d\d/.* (WARN|ERROR) ", line)
-    ]  # Without the lines of the JVM.
-    assert started.returncode == 0, "\n".join(lines[-80:])
+    assert started.returncode == 0, without_frames_of_java(err)
     found = {one["name"]: one for one in (json.loads(line) for line in out.splitlines() if line.startswith("{"))}
     for one in found.values():
         assert one["fired"]
         assert one["counts"] == [EPOCHS]
         assert one["exact"]
         assert one["samples"] == EPOCHS * ROWS
+        one["shared"] = err.count("exchange vectors through shared memory")
     return found
 
 
@@ -210,7 +247,14 @@ def main() -> None:
     counting_rows(spark, ROWS).repartition(4).write.parquet(path)
     for name in names:
         print(json.dumps(run(spark, Path(folder), name, path)), flush=True)  # noqa: T201 - read by the test
+    rows = spark.read.parquet(path)
     spark.stop()
+    try:
+        Trainer(counting_model(ROWS), "downpour", loss=total, num_workers=1).train(rows)
+    except ConfigurationError as error:
+        assert "`df` must be of a running Spark session" in str(error)  # noqa: PT017 - this program has no pytest
+    else:
+        raise AssertionError("a stopped session was accepted")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ import keras
 from distkeras import Trainer
 from distkeras.ps.rules import Rule
 from distkeras.settings import grouped
-from support.training.spark_jobs import (
-    counting_model,
-    total,
-)
+from support.training.spark_jobs import counting_model, total
 
 ROWS, BATCH, EPOCHS = 61, 8, 3
 SPARSE = "sparse_categorical_crossentropy"

@@ -80,11 +80,7 @@ def image_classifier() -> keras.Model:
     """Return a small network for Fashion-MNIST with the same initial weights each time."""
     keras.utils.set_random_seed(0)
     return keras.Sequential(
-        [
-            keras.Input((784,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
+        [keras.Input((784,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10, activation="softmax")]
     )
 
 

@@ -34,6 +34,18 @@ def worker(log: Path, url: str, cores: int = 1) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def two_hosts(folder: Path, cores: int) -> Iterator[str]:
+    """Start a master and a worker on each of two hosts, which here are two loopback addresses; yield the URL."""
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(master(folder))
+        for host in ("127.0.0.1", "127.0.0.2"):
+            options = ("--host", host, "--cores", str(cores), "--memory", "1g", "--webui-port", "0", url)
+            stack.enter_context(daemon(folder / host, f"{_DEPLOY}.worker.Worker", *options))
+            said(folder / host, "Successfully registered with master ")
+        yield url
+
+
+@contextlib.contextmanager
 def daemon(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start one of Spark's own processes, with its output in ``log``."""
     directory = log.parent
