@@ -193,6 +193,8 @@ def build_server(
         attempt: see `Ownership.write`.
     """
     settings, mode, incarnation, epoch = request.settings, request.mode, 1, 0
+    if mode.epoch:
+        settings = dataclasses.replace(settings, deadlines=settings.deadlines.after_restart())
     snapshots: SnapshotDirectory | None = None
     restored: tuple[Center, Saved] | None = None
     resumed: ResumePoint | None = None

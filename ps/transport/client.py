@@ -370,6 +370,11 @@ class Client:
         """Seconds to wait for a reply: longer than the server's own waits, because its errors name the reason."""
         return max(self.deadlines.reply, self.deadlines.gather) + 10.0
 
+    @property
+    def meeting_timeout(self) -> float:
+        """Seconds to wait for a reply for which all workers must join, and then commit or announce themselves."""
+        return 2 * self.reply_timeout  # each of the two waits may be as long, at a restarted server
+
     def _connect(self) -> Channel:
         """Connect. If the server was met before, report another process at its port as a ServerLostError."""
         where, certificate = self.address.locate(self.world), self.address.certificate

@@ -20,7 +20,8 @@ class Deadlines:
         handshake: time from a connection to its authentication.
         frame: time from the first byte of a frame to the last.
         publish: a worker's wait until the driver has published the center.
-        gather: a worker's wait until all workers have joined, if the rule or the scheduler needs all of them.
+        gather: a worker's wait until all workers have joined, if the rule or the scheduler needs all of them. At a
+            restarted server, it lasts ``reply`` if that is longer, since the others may still compute their windows.
         reply: a worker's wait for a round, a slower worker, or a busy server.
         lease: silence of a connected holder of a partition after which another attempt takes over. A holder that
             lives is never silent that long: it sends heartbeats while it computes.
@@ -52,6 +53,14 @@ class Deadlines:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check_field(self, field.name, require_number)
+
+    def after_restart(self) -> Deadlines:
+        """Return the deadlines of a restarted server.
+
+        A worker that computes does not join it before the end of its window, which another worker may wait for as long
+        as for a round.
+        """
+        return dataclasses.replace(self, gather=max(self.gather, self.reply))
 
 
 class Backoff:

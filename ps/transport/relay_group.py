@@ -390,10 +390,9 @@ class RelayGroup:
 
     def _announce(self, client: WorkerClient, relay: Relay) -> Members:
         """Announce the worker, and return its group."""
-        timeout = client.deadlines.gather + client.deadlines.reply + client.reply_timeout
         hello = client.hello
         message = Announce(hello.worker, hello.attempt, client.incarnation, *relay.address, self._node, lost=self._lost)
-        members = client.request(message, Members, timeout)
+        members = client.request(message, Members, client.meeting_timeout)
         self._lost = ""
         return members
 

@@ -517,9 +517,7 @@ class WorkerClient(Client):
             self.join()
         if self._group is not None:
             self._group.require_place(self)
-        # The server may wait until all workers have joined, and then for the end of their round.
-        timeout = self.deadlines.gather + self.reply_timeout
-        return self.request(messages.Pull(*self._lease, wants), messages.CenterReply, timeout)
+        return self.request(messages.Pull(*self._lease, wants), messages.CenterReply, self.meeting_timeout)
 
     def _delivered(self, reply: messages.CenterReply) -> Reply:
         """Return ``reply`` with its center decoded."""
@@ -562,7 +560,7 @@ class WorkerClient(Client):
 
     def announce(self, host: str, port: int, node: str, batches: int) -> messages.Members:
         """Announce that others reach this worker at ``host`` and ``port``; return the members once all are ready."""
-        timeout = self.deadlines.gather + self.deadlines.rows + self.reply_timeout
+        timeout = self.deadlines.rows + self.meeting_timeout
         return self._ask(lambda: messages.Announce(*self._lease, host, port, node, batches), messages.Members, timeout)
 
     def keep_optimizer(self, state: OptimizerState, *, ahead: bool = False) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulation.command import find_planted, main
 from simulation.mutations import planted
-from simulation.plan import KINDS, Fault, Plan, draw
+from simulation.plan import DEADLINES, KINDS, Fault, Plan, draw
 from simulation.planting import simulated
 from simulation.scheduler import Finding, Killed, Process, Scheduler
 from simulation.shrink import shrink
@@ -93,6 +94,39 @@ def test_a_suspended_server_does_not_end_the_job() -> None:
     assert simulate(plan).finding is None
     with planted("waits-run-out-while-the-server-stands-still"):
         assert "the driver to publish the center" in str(simulate(plan).finding)
+
+
+#: A server dies before its first snapshot, and then some workers are back while others compute for several leases.
+BACK_LATE = Plan(
+    0,
+    workers=3,
+    epochs=2,
+    batches=(3, 3, 3),
+    hyper_parameters={"window": 1},
+    compute=0.01,
+    long=0.5,
+    every=100,
+    deadlines=replace(DEADLINES, gather=30.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("seed", "at", "options"),
+    [
+        (0, 36, {"rule": "averaging"}),
+        (0, 36, {"rule": "ormo", "hyper_parameters": {}, "learning_rate": 0.5}),
+        (0, 36, {"bound": 1}),
+        (1, 40, {"relays": 1}),
+        (2, 36, {"rule": "averaging", "stream": ((2, 2, 2), (2, 2, 2))}),
+    ],
+    ids=["rounds", "fixed workers", "a bound", "relays", "a stream"],
+)
+def test_a_restarted_server_waits_for_workers_that_compute(seed: int, at: int, options: dict[str, Any]) -> None:
+    plan = replace(BACK_LATE, seed=seed, faults=(Fault("kill server", at),), **options)
+    outcome = simulate(plan)
+    assert (outcome.finding, outcome.error) == (None, "")
+    with planted("a restarted server waits for its workers as briefly as the first one"):
+        assert "all workers to run at once" in str(simulate(plan).finding)
 
 
 #: Plans in which a planted fault, by its name, makes two drivers at one checkpoint harm each other.

@@ -268,6 +268,11 @@ class Plan:
         """Return the number of epochs of the longest job."""
         return self.epochs + self.raised
 
+    @property
+    def long_step(self) -> float:
+        """Return the seconds of a long step."""
+        return 3.0 * self.deadlines.lease
+
     def make_rule(self) -> Rule:
         """Return the update rule."""
         return rules.make(self.rule, **self.hyper_parameters)

@@ -290,8 +290,10 @@ class _Run:
         away = sum(fault.kind in ("vanish", "stop worker", "part") for fault in self.injected)
         # A driver that is unreachable repeatedly may be away for longer than the workers wait for it.
         cut_off = sum(fault.kind == "part" for fault in self.injected)
-        # Workers of groups start together, and one that computes for several leases reaches the next server late.
-        late = self.plan.relays and self.plan.long
+        # Workers of groups start together, and one whose window has too many long steps reaches the next server late.
+        window = self.plan.make_rule().window if self.plan.relays and self.plan.long else 0
+        assert isinstance(window, int), "workers of groups must have windows of a fixed length"
+        late = window * self.plan.long_step > self.plan.deadlines.reply
         begins = "to run at once" in error.message or "to announce" in error.message
         excused = (
             (not self.plan.every and kinds & {*NEED_CHECKPOINT})

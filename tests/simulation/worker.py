@@ -572,7 +572,7 @@ def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iter
 def _step(plan: Plan, world: VirtualWorld, worker: int) -> float:
     """Take the time of a step; return what it adds: 1, or a NaN if a fault requires it."""
     draw, poisoned = world.surroundings.scheduler.random.random, world.surroundings.poisoned
-    world.sleep(3.0 * plan.deadlines.lease if draw() < plan.long else plan.compute * (0.5 + draw()))
+    world.sleep(plan.long_step if draw() < plan.long else plan.compute * (0.5 + draw()))
     if worker not in poisoned:
         return 1.0
     poisoned.remove(worker)

@@ -364,4 +364,4 @@ def test_a_pull_waits_for_longer_than_its_server_waits_for_the_others(monkeypatc
         monkeypatch.setattr(client, "exchange", recorded)
         client.pull()
         (timeout,) = timeouts
-        assert timeout > PATIENT.gather + PATIENT.reply
+        assert timeout > PATIENT.after_restart().gather + PATIENT.reply
