@@ -227,7 +227,8 @@ def _outputs(model: keras.Model, x: Sequence[Any]) -> dict[str, np.ndarray]:
     outputs = keras.tree.flatten(model(inputs, training=False))
     names = list(getattr(model, "output_names", ())) if len(outputs) > 1 else ["output"]
     names = names if len(names) == len(outputs) else [f"output {number}" for number in range(len(outputs))]
-    values = [np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(one, "float64"))) for one in outputs]
+    # NumPy converts them: a backend may have no numbers of 64 bits, and warn.
+    values = [np.asarray(keras.ops.convert_to_numpy(one)).astype(np.float64) for one in outputs]
     return {name if name == "output" else f"output {name!r}": value for name, value in zip(names, values, strict=True)}
 
 

@@ -62,6 +62,7 @@ def test_evaluations_report_each_number() -> None:
         np.testing.assert_allclose(value, expected[name], rtol=1e-6)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="models side by side are TensorFlow's")
 def test_models_side_by_side_report_each_number() -> None:
     replica = KerasReplica(classifier())
     replica.prepare(batches()[0])
@@ -84,6 +85,7 @@ class Confusion(keras.metrics.MeanIoU):
         return self.total_cm
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")  # Keras casts to int64, also on JAX
 def test_a_metric_of_several_axes_is_refused_by_name() -> None:
     replica = KerasReplica(classifier(Confusion(3, name="matrix", sparse_y_true=False, sparse_y_pred=False)))
     with pytest.raises(ConfigurationError, match=r"arrays of one axis.*Received: 'matrix' of shape \(3, 3\)"):

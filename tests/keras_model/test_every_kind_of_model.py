@@ -123,8 +123,11 @@ FOUND = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")  # JAX has no float64
 @pytest.mark.parametrize("job", FOUND, ids=str)
 def test_a_job_of_which_something_was_lost_trains_as_keras_does(job: Job) -> None:
+    if job.form == "frozen once trained" and keras.backend.backend() == "jax":
+        pytest.skip("Keras on JAX takes no step with an optimizer of more variables than are trainable")
     assert outcome(job) == ""
 
 
