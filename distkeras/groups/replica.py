@@ -77,7 +77,7 @@ class ReplicaOfGroups:
         """Return a replica in the model's initial state."""
         if self._replica is not None and self._initial:
             for variable, value in self._initial:
-                variable.assign(value)
+                variable.assign(value.copy())  # a backend may keep a reference to the array, and write to it
             return self._replica
         replica = new_replica(self._recipe, self._model_file, batch)
         if all_state_is_in_variables(self._recipe, self._model_file, replica.model):
