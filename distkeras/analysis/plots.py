@@ -15,12 +15,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from distkeras.analysis import metrics
-from distkeras.analysis.implicit_momentum import MomentumEstimate, implicit_momentum
-from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError, MissingColumnError
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
@@ -36,13 +34,6 @@ _LABELS = {
     "gap": "gap, RMS over the parameters (units of a parameter)",
     "normalized_gap": "gap over the payload's norm (dimensionless)",
     "scale": "mean scale factor of a payload (dimensionless)",
-}
-
-#: The efficiencies, as their panels say them.
-_EFFICIENCIES = {
-    "statistical": "statistical\n(updates to the target)",
-    "hardware": "hardware\n(time of an epoch)",
-    "temporal": "temporal\n(metric over time)",
 }
 
 
@@ -115,91 +106,6 @@ def measure(runs: Mapping[str, Any], measure: metrics.Measure, path: str | os.Pa
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(title="mean; band: 10th to 90th percentile", framealpha=0.8, edgecolor="none")
-    return _save(figure, path)
-
-
-def scales(runs: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
-    """Draw how often each scale factor occurred: a histogram a run, in 20 bins from 0 to the largest (at least 1)."""
-    _check_not_empty(runs, "runs")
-    series = {name: metrics.values(commits, "scale") for name, commits in runs.items()}
-    edges = np.linspace(0, max(1.0, *(each.max() for each in series.values())), 21)
-    figure, cells = _panels(len(series), columns=3, width=3.4)
-    for (name, each), axes in zip(series.items(), cells, strict=True):
-        shares = np.histogram(each, edges)[0] / len(each) * 100
-        axes.bar(edges[:-1], shares, width=np.diff(edges) * 0.9, align="edge", color=COLORS[0])
-        axes.axvline(each.mean(), color=COLORS[1], linestyle="--", linewidth=1.8)
-        axes.set_title(f"{name}\nmean {each.mean():.3g}, {len(each)} commits", fontsize=10)
-    figure.supxlabel("mean scale factor of a payload (dimensionless); dashed: mean", fontsize=10)
-    figure.supylabel("share of commits (%)", fontsize=10)
-    return _save(figure, path)
-
-
-def momentum(measured: Mapping[int, MomentumEstimate], path: str | os.PathLike[str]) -> str:
-    """Draw what `measured_momentum` found by the number of workers, ± 2 standard errors, on the curve 1 - 1/n."""
-    _check_not_empty(measured, "measured")
-    workers = sorted(measured)
-    every = range(1, workers[-1] + 1)
-    figure, ((axes,),) = _figure(7, 4.5)
-    axes.plot(
-        every,
-        [implicit_momentum(n) for n in every],
-        color=COLORS[1],
-        linestyle="--",
-        linewidth=1.8,
-        marker="." if len(every) < 40 else None,
-        label="1 − 1/n",
-    )
-    axes.errorbar(
-        workers,
-        [measured[n].value for n in workers],
-        yerr=[2 * measured[n].error for n in workers],
-        color=COLORS[0],
-        linestyle="none",
-        marker="o",
-        capsize=4,
-        label="measured, ± 2 standard errors",
-    )
-    axes.set_xlabel("workers n")
-    axes.set_ylabel("implicit momentum μ (dimensionless)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="lower right")
-    return _save(figure, path)
-
-
-def efficiencies(table: pd.DataFrame, path: str | os.PathLike[str]) -> str:
-    """Draw statistical, hardware and temporal efficiency: a panel each, a bar a run, a line at the baseline's 1.
-
-    A run that never reached the target has a statistical efficiency of 0; where the baseline never did, the bar is
-    missing and the ratio, infinite or not a number, stands in its place. ``table`` is from `metrics.efficiencies`.
-    """
-    for column in _EFFICIENCIES:
-        if column not in table.columns:
-            raise MissingColumnError(
-                f"`table` must have this column. Received: columns={list(table.columns)}", column=column
-            )
-    if table.empty:
-        raise EmptyDataError("`table` must have a row. Received: none")
-    figure, (cells,) = _figure(10, max(2.6, 1.5 + 0.4 * len(table)), columns=len(_EFFICIENCIES), sharex=False)
-    places = np.arange(len(table))
-    for number, (column, title) in enumerate(_EFFICIENCIES.items()):
-        axes, ratios = cells[number], table[column].to_numpy(float)
-        drawn = np.where(np.isfinite(ratios), ratios, 0.0)
-        axes.barh(places, drawn, height=0.7, color=COLORS[number])
-        for place, ratio in zip(places, ratios, strict=True):
-            text = f"{ratio:.2f}" if math.isfinite(ratio) else "∞" if ratio == math.inf else "–"
-            axes.annotate(
-                text, (drawn[place], place), (4, 0), textcoords="offset points", va="center", fontsize=9,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
-            )  # fmt: skip
-        axes.axvline(1, color="black", linestyle="--", linewidth=1.2)
-        axes.set_xlim(0, 1.22 * max(1.0, drawn.max()))
-        axes.set_title(title, fontsize=10)
-        axes.set_axisbelow(True)
-        axes.grid(axis="x", alpha=0.3)
-    cells[0].set_yticks(places, [str(name) for name in table.index])
-    cells[0].invert_yaxis()
-    figure.supxlabel("efficiency relative to the baseline (ratio; above 1 is better; dashed: baseline)", fontsize=10)
     return _save(figure, path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import numpy as np
@@ -57,72 +56,6 @@ def test_an_average_is_weighted_by_samples_and_skips_empty_spans() -> None:
         metrics.averaged(frame, every=0)
 
 
-def test_temporal_efficiency_stops_at_the_earlier_end() -> None:
-    # a: 0 -> 1 in 4 s. b: .5 throughout, ends at 2 s. m = 2: a's triangle 2 * .5 / 2 = .5, b's rectangle 2 * .5 = 1.
-    a, b = history((0, 0, 0.0), (4, 0, 1.0)), history((0, 0, 0.5), (2, 0, 0.5))
-    assert metrics.temporal_efficiency(a, b) == pytest.approx(0.5)
-    assert metrics.temporal_efficiency(b, a) == pytest.approx(2.0)
-    # As steps, a is 0 until 4 s.
-    assert metrics.temporal_efficiency(a, b, how="step") == 0.0
-    assert metrics.temporal_efficiency(b, a, how="step") == math.inf
-    assert metrics.temporal_efficiency(a, a) == 1.0
-
-
-def test_temporal_efficiency_merges_workers_and_moments() -> None:
-    # Knots (0, .2), (1, .6), (3, .4 = mean of .3 and .5): 1 * (.2 + .6) / 2 + 2 * (.6 + .4) / 2 = .4 + 1 = 1.4.
-    a = history((1, 1, 0.6), (0, 0, 0.2), (3, 0, 0.3), (3, 1, 0.5))
-    b = history((0, 0, 1.0), (10, 0, 1.0))
-    assert metrics.temporal_efficiency(a, b) == pytest.approx(1.4 / 3)
-    # Steps: 1 * .2 + 2 * .6 = 1.4 as well, by coincidence; the loss has 1 * .8 + 2 * .4 = 1.6.
-    assert metrics.temporal_efficiency(a, b, how="step") == pytest.approx(1.4 / 3)
-    assert metrics.temporal_efficiency(a, a.assign(loss=1.0), "loss", how="step") == pytest.approx(1.6 / 3)
-
-
-def test_temporal_efficiency_refuses_a_history_without_an_area() -> None:
-    a = history((0, 0, 0.5), (1, 0, 0.5))
-    with pytest.raises(ConfigurationError, match="span"):
-        metrics.temporal_efficiency(a, history((0, 0, 0.5)))
-    with pytest.raises(ConfigurationError, match="how"):
-        metrics.temporal_efficiency(a, a, how=cast(Any, "spline"))
-    with pytest.raises(MissingColumnError) as caught:
-        metrics.temporal_efficiency(a, a, "precision")
-    assert caught.value.column == "precision"
-    with pytest.raises(EmptyDataError):
-        metrics.temporal_efficiency(a, a[:0])
-
-
-def test_updates_to_target_follow_the_order_of_commits_and_not_the_workers_time() -> None:
-    # Worker 0 commits its steps as {0, 1}, {2}; worker 1 as {0, 1}. Clock order: w0, w1, w0.
-    # Worker 1's clock is an hour ahead, which must not matter: its .9 is in the second update.
-    run = history((0, 0, 0.1), (1, 0, 0.2), (2, 0, 0.95), (3600, 1, 0.3), (3601, 1, 0.9))
-    log = commits((0, 0, 2, 0), (1, 0, 2, 1), (0, 1, 1, 1))
-    assert metrics.updates_to_target(run, log, "accuracy", 0.2) == 1
-    assert metrics.updates_to_target(run, log, "accuracy", 0.9) == 2
-    assert metrics.updates_to_target(run, log, "accuracy", 0.95) == 3
-    assert metrics.updates_to_target(run, log, "accuracy", 0.99) is None
-    # Trailing means of three: (.1 + .2 + .3) / 3 = .2, (.2 + .3 + .9) / 3 = .467, (.3 + .9 + .95) / 3 = .717.
-    assert metrics.updates_to_target(run, log, "accuracy", 0.4, window=3) == 2
-    assert metrics.updates_to_target(run, log, "accuracy", 0.7, window=3) == 3
-    # Loss .9, .8 in the first update.
-    assert metrics.updates_to_target(run, log, "loss", 0.8, mode="min") == 1
-    # A step that no commit contains does not count.
-    assert metrics.updates_to_target(run, log[:2], "accuracy", 0.95) is None
-    for wrong in ({"window": 0}, {"mode": "up"}):
-        with pytest.raises(ConfigurationError):
-            metrics.updates_to_target(run, log, "accuracy", 0.9, **wrong)
-
-
-def test_statistical_efficiency_is_the_ratio_of_the_baseline_to_the_run() -> None:
-    fast = history((0, 0, 0.5), (1, 0, 0.9)), commits((0, 0, 2, 0))
-    slow = history((0, 0, 0.2), (1, 0, 0.4), (2, 0, 0.6), (3, 0, 0.9)), commits(*((0, s, 1, 0) for s in range(4)))
-    never = history((0, 0, 0.1)), commits((0, 0, 1, 0))
-    assert metrics.statistical_efficiency(fast, slow, "accuracy", 0.9) == 4.0
-    assert metrics.statistical_efficiency(slow, fast, "accuracy", 0.9) == 0.25
-    assert metrics.statistical_efficiency(never, fast, "accuracy", 0.9) == 0.0
-    assert metrics.statistical_efficiency(fast, never, "accuracy", 0.9) == math.inf
-    assert math.isnan(metrics.statistical_efficiency(never, never, "accuracy", 0.9))
-
-
 def test_hardware_efficiency_is_the_number_of_seconds_per_epoch() -> None:
     run = history((0, 0, 0), (3, 1, 0), (4, 0, 0), (9, 1, 0), epoch=[0, 0, 1, 1])
     assert metrics.hardware_efficiency(run) == pytest.approx(4.5)
@@ -135,22 +68,6 @@ def test_staleness_histogram_has_no_gaps() -> None:
     assert list(counts[0]) == [1, 1, 0, 0]
     assert list(counts[1]) == [0, 0, 0, 2]
     assert list(metrics.staleness_histogram(log, by_worker=False)["commits"]) == [1, 1, 0, 2]
-
-
-def test_efficiencies_are_ratios_to_the_baseline() -> None:
-    # base: .5 then .9 in 4 s, reaching .9 with its 2nd update; ahead: the same values in half the time and one update.
-    # Areas up to the earlier end, 2 s: ahead 2 * (.5 + .9) / 2 = 1.4, base 2 * (.5 + .7) / 2 = 1.2.
-    base = history((0, 0, 0.5), (4, 0, 0.9)), commits((0, 0, 1, 0), (0, 1, 1, 0))
-    ahead = history((0, 0, 0.5), (2, 0, 0.9)), commits((0, 0, 2, 0))
-    frame = metrics.efficiencies({"base": base, "ahead": ahead}, "base", "accuracy", 0.9)
-    assert list(frame.index) == ["base", "ahead"]
-    assert frame.loc["base"].tolist() == [1, 1, 1]
-    assert frame.loc["ahead"].tolist() == pytest.approx([2, 2, 1.4 / 1.2])
-    # Losses .5, .1: areas 2 * (.5 + .1) / 2 = .6 and 2 * (.5 + .3) / 2 = .8; less is better.
-    frame = metrics.efficiencies({"base": base, "ahead": ahead}, "base", "loss", 0.1000001, mode="min")
-    assert frame.loc["ahead"].tolist() == pytest.approx([2, 2, 0.8 / 0.6])
-    with pytest.raises(ConfigurationError, match="`baseline` must be one of base"):
-        metrics.efficiencies({"base": base}, "else", "accuracy", 0.9)
 
 
 def trace(name: str = "asgd", **options: Any) -> Trace:
@@ -188,7 +105,7 @@ def test_the_measures_of_commits_are_in_clock_order() -> None:
     with pytest.raises(MissingColumnError, match="normalized_gap"):
         metrics.values(log, "normalized_gap")
     with pytest.raises(ConfigurationError, match="`measure` must be one of staleness"):
-        metrics.values(log, cast(Any, "wait"))
+        metrics.values(log, cast("Any", "wait"))
     with pytest.raises(ConfigurationError, match="measure_gap=True"):
         metrics.values(log.assign(gap=None), "gap")
     with pytest.raises(ConfigurationError, match="measure_gap=True"):

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from distkeras.analysis import plots
-from distkeras.analysis.implicit_momentum import MomentumEstimate
-from distkeras.ps.errors import ConfigurationError, EmptyDataError, MissingColumnError
+from distkeras.ps.errors import ConfigurationError, MissingColumnError
 from distkeras.ps.simulation.simulate import simulate
 from distkeras.ps.simulation.timing import Memoryless
 from distkeras.ps.simulation.virtual_job import Trace
@@ -117,38 +116,6 @@ def test_a_measure_refuses_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="`runs`"):
         plots.scales({}, tmp_path / "none.png")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("rules", [["adag"], ["adag", "dynsgd", "asgd", "downpour"]])
-def test_the_scales_are_written_as_a_png(tmp_path: Path, rules: list[str]) -> None:
-    path = tmp_path / "scales.png"
-    plots.scales({name: trace(name) for name in rules}, path)
-    width, height = png_size(path)
-    assert 400 <= width <= 1600
-    assert 300 <= height <= 1600
-
-
-def test_the_momentum_is_written_as_a_png(tmp_path: Path) -> None:
-    path = tmp_path / "momentum.png"
-    plots.momentum(
-        {8: MomentumEstimate(0.87, 0.01, 0.12, 0.01, 100), 2: MomentumEstimate(0.49, 0.02, 0.51, 0.02, 100)}, path
-    )
-    assert png_size(path) == (7 * plots.DPI, 4.5 * plots.DPI)
-    with pytest.raises(ConfigurationError, match="`measured`"):
-        plots.momentum({}, path)
-
-
-def test_the_efficiencies_are_written_as_a_png(tmp_path: Path) -> None:
-    path = tmp_path / "efficiencies.png"
-    columns = {"statistical": [1, np.inf, np.nan, 0], "hardware": [1, 2.5, 0.1, 1], "temporal": [1, 0.5, 1.1, 1]}
-    table = pd.DataFrame(columns, index=["downpour", "agn", "adag", "aeasgd"])
-    plots.efficiencies(table, path)
-    assert png_size(path)[0] == 10 * plots.DPI
-    with pytest.raises(EmptyDataError):
-        plots.efficiencies(table[:0], path)
-    with pytest.raises(MissingColumnError) as caught:
-        plots.efficiencies(table.drop(columns="hardware"), path)
-    assert caught.value.column == "hardware"
 
 
 def test_plots_do_not_import_pyplot(tmp_path: Path) -> None:

@@ -47,4 +47,3 @@ def test_metrics_accept_spark_dataframes(spark: SparkSession) -> None:
     assert [f"{name} {kind}" for name, kind in run.dtypes] == columns.replace("long", "bigint").split(", ")
     assert list(metrics.per_worker(run)["seconds"]) == [0.0, 2.0, 6.0]
     assert metrics.hardware_efficiency(run) == 6.0
-    assert metrics.temporal_efficiency(run, run) == 1.0
