@@ -27,7 +27,7 @@ from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import make_certificate
 from distkeras.ps.validate import check_fields, checked, count, flag, invalid, positive, require_choice, require_text
-from distkeras.ps.world.places import require_place
+from distkeras.ps.world.files import require_place
 
 _S = TypeVar("_S")
 _P = ParamSpec("_P")

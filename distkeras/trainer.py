@@ -72,7 +72,6 @@ from distkeras.training.callback_runner import (
 )
 from distkeras.training.center_copy import CenterCopy
 from distkeras.training.plan import JobPlan, Publication
-from distkeras.training.publisher import Publisher
 from distkeras.training.requirements import (
     require_constant_rate,
     require_finite,
@@ -84,6 +83,7 @@ from distkeras.training.requirements import (
 )
 from distkeras.training.run import PreparedJob, early_server, run_job
 from distkeras.training.stream import (
+    Publisher,
     StreamTraining,
     center_of,
     query_folder,

@@ -34,7 +34,7 @@ from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.base import AUTO, BY_SPEED
 from distkeras.ps.validate import require_integer
 from distkeras.settings import Network
-from distkeras.spark.actions import in_callers_scope
+from distkeras.spark.cluster import in_callers_scope
 from distkeras.spark.failures import short_errors
 
 if TYPE_CHECKING:

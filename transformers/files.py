@@ -33,9 +33,8 @@ from distkeras.ps.rules.schedules import Schedule, schedule_of
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.validate import invalid
 from distkeras.settings import GROUPS
-from distkeras.spark.cluster import context_of
+from distkeras.spark.cluster import context_of, stage_path
 from distkeras.spark.failures import short_errors
-from distkeras.spark.places import stage_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ from distkeras import chatter
 from distkeras.flags import SWITCH, TomlArgumentParser
 from distkeras.keras_model import archive
 from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
-from distkeras.ps.world.places import is_uri
+from distkeras.ps.world.files import is_uri
 from distkeras.spark.failures import innermost
 
 if TYPE_CHECKING:

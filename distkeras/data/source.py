@@ -135,7 +135,7 @@ class Spool:
 
     def _open(self) -> BinaryIO:
         file = tempfile.TemporaryFile(prefix="distkeras-", dir=self._directory)  # noqa: SIM115 - closed by `close`
-        return cast(BinaryIO, file)
+        return cast("BinaryIO", file)
 
     def _write(self, arrays: ColumnArrays) -> None:
         assert self._files is not None

@@ -20,9 +20,8 @@ from distkeras.data.batches import DataSpec
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.schema import CLASS_WEIGHT, map_in_arrow, quoted, ready_columns
 from distkeras.groups.keys import key_as_text, key_fields, same_key
-from distkeras.groups.replica import packed_weights
+from distkeras.groups.replica import GroupsSideBySide, packed_weights
 from distkeras.groups.results import GroupResults
-from distkeras.groups.side_by_side import GroupsSideBySide
 from distkeras.groups.store import (
     ID,
     RESERVED,
@@ -43,12 +42,10 @@ from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.checkpoint.state import rule_json
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, EmptyDataError, LedgerError, Origin
 from distkeras.ps.rules import Rule
-from distkeras.ps.world.places import absolute
+from distkeras.ps.world.files import absolute
 from distkeras.settings import TrainSettings
-from distkeras.spark.actions import SparkAction
-from distkeras.spark.cluster import SparkFacts
+from distkeras.spark.cluster import SparkAction, SparkFacts, require_no_pattern
 from distkeras.spark.failures import typed_error
-from distkeras.spark.places import require_no_pattern
 from distkeras.spark.record_stream import in_sized_batches
 
 if TYPE_CHECKING:

@@ -1,22 +1,25 @@
-"""One traced replica for many groups, which is reset before each of them, and the weights of a group as bytes."""
+"""Replicas that are trained on many groups: one that is reset before each, and a stack that takes several at once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distkeras.data.batches import DataSpec
+from distkeras.data.batches import DataSpec, flat_weight
 from distkeras.data.columns import ColumnArrays
-from distkeras.data.ordering import EpochOrder
+from distkeras.data.model_columns import example
+from distkeras.data.ordering import EpochOrder, row_order
 from distkeras.keras_model.archive import read_config
+from distkeras.keras_model.compiled_steps import CALL_BYTES_MAX
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import fingerprint
+from distkeras.keras_model.stacked_models import StackedModels
 from distkeras.keras_model.variables import distinct_variables, trainable_variables
-from distkeras.ps.errors import NonFiniteError
+from distkeras.ps.errors import ConfigurationError, NonFiniteError
 from distkeras.ps.rules.base import CALL_STEPS_MAX
 
 if TYPE_CHECKING:
@@ -158,3 +161,154 @@ def load_weights(model: keras.Model, data: bytes) -> None:
     kinds = [(tuple(weight.shape), np.dtype(weight.dtype)) for weight in model.weights]
     for weight, value in zip(model.weights, unpacked_weights(data, kinds), strict=True):
         weight.assign(value.copy())  # a backend may keep a reference to the array
+
+
+#: The most bytes of the variables of all models in a stack. A step needs several times as much.
+_STACK_BYTES_MAX = 256 << 20
+
+
+class CommonSteps(NamedTuple):
+    """Mini-batches of one size that several groups of a stack take at once.
+
+    Args:
+        places: the groups' numbers, ascending.
+        first: number of the first mini-batch within the epoch.
+        steps: mini-batches of each group.
+        size: rows of a mini-batch.
+    """
+
+    places: np.ndarray
+    first: np.ndarray
+    steps: int
+    size: int
+
+
+class GroupsSideBySide:
+    """A stack of models that is trained on several groups at once, each time from the model's initial state.
+
+    Args:
+        count: the most groups at once.
+
+    Raises:
+        ConfigurationError: the model cannot be stacked, or ``count`` is too large for its variables.
+    """
+
+    def __init__(self, recipe: Recipe, model_file: bytes, spec: DataSpec, count: int) -> None:
+        if recipe.backend != "tensorflow":
+            raise ConfigurationError(f"`side_by_side` needs TensorFlow as Keras' backend. Received: {recipe.backend!r}")
+        replica = new_replica(recipe, model_file, example(spec))
+        model = replica.model
+        if not all_state_is_in_variables(recipe, model_file, model):
+            raise ConfigurationError(
+                "`side_by_side` needs a model of Keras' own classes and functions: others may have state that is not "
+                f"in their variables. Received: side_by_side={count} with model={model.name!r}"
+            )
+        if model.run_eagerly:
+            raise ConfigurationError("`side_by_side` needs a compiled step. Received: a model with run_eagerly=True")
+        require_small_stack(replica.nbytes, count)
+        self._spec, self._count = spec, count
+        self._models = StackedModels(model, example(spec), replica.reported, len(replica.metric_names), count)
+
+    def train(self, groups: Sequence[ColumnArrays]) -> list[tuple[bytes, np.ndarray] | NonFiniteError]:
+        """Train on the rows of some groups, each as `ReplicaOfGroups.train` does up to rounding.
+
+        Args:
+            groups: at most as many as there are models; for each one an array for each of ``spec.columns``.
+
+        Returns:
+            For each group the weights of its model, as `packed_weights` makes them, and float64 ``(1 + metrics,)``:
+            loss and metrics, means over the rows of the last epoch; or an error if one of its losses is not finite.
+        """
+        counts = np.array([len(columns[0]) for columns in groups])
+        columns = tuple(map(np.concatenate, zip(*groups, strict=True)))
+        starts = np.cumsum(counts) - counts
+        errors: dict[int, NonFiniteError] = {}
+        sums = np.zeros(0)
+        self._models.reset()
+        for epoch in range(self._spec.epochs):
+            orders = [
+                start + row_order(self._spec, 0, epoch, count) for start, count in zip(starts, counts, strict=True)
+            ]
+            sums = self._train_epoch(columns, orders, epoch, errors)
+        arrays = self._models.weights()
+        means = sums / counts[:, None]
+        for place in range(len(groups)):
+            try:
+                require_finite_weights([array[place] for array in arrays])
+            except NonFiniteError as error:
+                errors.setdefault(place, error)
+        return [
+            errors[place] if place in errors else (packed_weights([array[place] for array in arrays]), means[place])
+            for place in range(len(groups))
+        ]
+
+    def _train_epoch(
+        self, columns: ColumnArrays, orders: Sequence[np.ndarray], epoch: int, errors: dict[int, NonFiniteError]
+    ) -> np.ndarray:
+        """Train an epoch; return float64 ``(groups, metrics)``: sums over rows. Groups with errors are left out."""
+        sums: np.ndarray | None = None
+        for common in self._common_steps([len(order) for order in orders]):
+            healthy = [number for number, place in enumerate(common.places) if int(place) not in errors]
+            if not healthy:
+                continue
+            places, first = common.places[healthy], common.first[healthy]
+            rows = _rows_of(orders, common._replace(places=places, first=first), self._spec.batch_size)
+            x, y, weight = self._spec.sides(tuple(column[rows] for column in columns))
+            steps = self._models.train(places.astype(np.int32), [*x, *y, *flat_weight(weight)])
+            sums = np.zeros((len(orders), steps.shape[2])) if sums is None else sums
+            sums[places] += steps.sum(axis=0) * common.size
+            for number, place in enumerate(places.tolist()):
+                try:
+                    require_finite(steps[:, number, 0], epoch, int(first[number]))
+                except NonFiniteError as error:
+                    errors[place] = error
+        return np.zeros((len(orders), 1)) if sums is None else sums
+
+    def _common_steps(self, counts: Sequence[int]) -> Iterator[CommonSteps]:
+        """Yield the results of `common_steps`, cut so that TensorFlow can take each in one call."""
+        for common in common_steps(counts, self._spec.batch_size):
+            step_bytes = len(common.places) * common.size * self._spec.row_bytes
+            most = max(1, min(CALL_STEPS_MAX, CALL_BYTES_MAX // step_bytes))
+            for done in range(0, common.steps, most):
+                yield common._replace(first=common.first + done, steps=min(most, common.steps - done))
+
+
+def common_steps(counts: Sequence[int], batch_size: int) -> Iterator[CommonSteps]:
+    """Cut an epoch of several groups: each group takes its own mini-batches in order, exactly once.
+
+    Mini-batches are not padded: full ones come first, as long as a group has any; then the last, shorter ones, grouped
+    by size.
+
+    Args:
+        counts: rows of each group.
+        batch_size: rows of a full mini-batch.
+    """
+    rows = np.asarray(counts)
+    whole, rest = rows // batch_size, rows % batch_size
+    first = 0
+    for last in np.unique(whole[whole > 0]).tolist():
+        places = np.flatnonzero(whole >= last)
+        yield CommonSteps(places, np.full(len(places), first), last - first, batch_size)
+        first = last
+    for size in np.unique(rest[rest > 0]).tolist():
+        places = np.flatnonzero(rest == size)
+        yield CommonSteps(places, whole[places], 1, size)
+
+
+def _rows_of(orders: Sequence[np.ndarray], common: CommonSteps, batch_size: int) -> np.ndarray:
+    """Return int64 ``(steps, groups, size)``: the numbers of the rows that ``common`` takes."""
+    parts = []
+    for place, first in zip(common.places, common.first * batch_size, strict=True):
+        parts.append(orders[place][first : first + common.steps * common.size].reshape(common.steps, common.size))
+    return np.stack(parts, axis=1)
+
+
+def require_small_stack(model_bytes: int, count: int) -> None:
+    """Raise ConfigurationError if the variables of ``count`` models, with their optimizers, take too much memory."""
+    most = max(1, _STACK_BYTES_MAX // model_bytes)
+    if count > most:
+        raise ConfigurationError(
+            f"`side_by_side` must be at most {most} for this model, whose variables take "
+            f"{math.ceil(model_bytes / 1024)} KiB with the optimizer's: all of a stack's may take "
+            f"{_STACK_BYTES_MAX >> 20} MiB. Received: side_by_side={count}"
+        )

@@ -32,8 +32,7 @@ from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.store import Store, require_same_job
 from distkeras.ps.errors import ConfigurationError, SnapshotError
 from distkeras.ps.world.files import Files, open_files
-from distkeras.spark.cluster import context_of
-from distkeras.spark.places import hadoop_path
+from distkeras.spark.cluster import context_of, hadoop_path
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

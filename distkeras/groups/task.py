@@ -17,8 +17,7 @@ from distkeras.data.batches import DataSpec, in_blocks
 from distkeras.data.columns import ColumnArrays
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.source import checked_columns
-from distkeras.groups.replica import ReplicaOfGroups, weights_of
-from distkeras.groups.side_by_side import GroupsSideBySide
+from distkeras.groups.replica import GroupsSideBySide, ReplicaOfGroups, weights_of
 from distkeras.groups.store import TrainedGroup
 from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe

@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError
 from distkeras.ps.protocol.tables import Ids, TableShape, initial_rows
-from distkeras.ps.world.files import Files, open_files, remove_folder
-from distkeras.ps.world.places import below
+from distkeras.ps.world.files import Files, below, open_files, remove_folder
 
 #: Bytes of rows in one Parquet file.
 FILE_BYTES = 32 << 20

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distkeras.ps.errors import ConfigurationError, headline
-from distkeras.ps.world.places import absolute, is_uri
+from distkeras.ps.world.files import absolute, is_uri
 
 if TYPE_CHECKING:
     import h5py

@@ -16,7 +16,7 @@ from distkeras.keras_model.stored_rows import SavedRows, StoredRows, sorted_file
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_integer, require_number
-from distkeras.ps.world.places import require_place
+from distkeras.ps.world.files import require_place
 
 
 @keras.saving.register_keras_serializable("distkeras")

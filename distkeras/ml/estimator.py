@@ -26,7 +26,7 @@ from distkeras.ml.params import KEYWORDS, SPARK_NAMES, TrainingParams, trainer_k
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.world.places import beside
+from distkeras.ps.world.files import beside
 from distkeras.settings import rule_of
 from distkeras.shown import Shown
 from distkeras.spark.failures import short_errors

@@ -10,10 +10,9 @@ from distkeras.groups.store import MANIFEST, Manifest, copy_groups
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.ml.model import KerasModel, with_predictions
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.world.places import below, is_uri
-from distkeras.spark.cluster import SparkFacts
+from distkeras.ps.world.files import below, is_uri
+from distkeras.spark.cluster import SparkFacts, arrow_uri
 from distkeras.spark.failures import short_errors
-from distkeras.spark.places import arrow_uri
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,7 +26,7 @@ from distkeras.data.binding import entries_of
 from distkeras.data.schema import require_dataframe
 from distkeras.keras_model.archive import require_model
 from distkeras.ps.validate import require_number
-from distkeras.ps.world.places import absolute
+from distkeras.ps.world.files import absolute
 from distkeras.settings import (
     GROUPS,
     TrainSettings,

@@ -15,7 +15,7 @@ from distkeras.ml.model import KerasModel, with_predictions
 from distkeras.ml.params import with_accessors
 from distkeras.ps.checkpoint.versions import Version, VersionFolder
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.world.places import absolute
+from distkeras.ps.world.files import absolute
 from distkeras.spark.failures import short_errors
 from distkeras.transformers import expressions
 from distkeras.transformers.params import COLUMN_OR_NONE, on_dataframe, param

@@ -1,25 +1,33 @@
-"""A Spark session's facts about its cluster, also under Spark Connect, and the Python interpreter of its tasks.
+"""A Spark session, also under Spark Connect: its cluster, its Python, its paths, and actions in separate threads.
 
-Importing this module loads neither pyspark nor Keras.
+Paths and URIs are texts that are not escaped for Hadoop: ``%20`` is three characters of a name there. Importing this
+module loads neither pyspark nor Keras.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, headline
+from distkeras.ps.world.files import is_uri
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
+
 
 #: The interpreter that PySpark runs tasks on by default.
 _DEFAULT_PYTHON = "python3"
@@ -184,3 +192,171 @@ def tasks_python(session: SparkSession) -> str:
 
 def _python_chosen(context: SparkContext) -> bool:
     return context.pythonExec != _DEFAULT_PYTHON or "PYSPARK_PYTHON" in os.environ or not sys.executable
+
+
+#: Characters of a pattern: Spark would read every folder that matches.
+_PATTERN = re.compile(r"[*?\[{\\]")
+
+
+def hadoop_path(spark: SparkSession, place: str, argument: str) -> str:
+    """Return the path for Hadoop of a folder that Arrow opens too, so that both have the same one.
+
+    Args:
+        spark: a classic session.
+        place: an absolute path, or a URI.
+        argument: the name of the caller's argument.
+
+    Raises:
+        ConfigurationError: the Java virtual machine cannot have such a name.
+    """
+    try:
+        parts = urlsplit(place) if is_uri(place) else None
+        path = place if parts is None else unquote_to_bytes(parts.path).decode()
+        path.encode()
+    except UnicodeError as error:
+        raise ConfigurationError(f"`{argument}` must be in UTF-8, as Spark reads it. Received: {place!r}") from error
+    if parts is not None and parts.scheme != "file":
+        return f"{parts.scheme}://{parts.netloc}{path}"
+    if ".." in Path(path).parts:  # Hadoop would drop the folder before it, also where that is a link
+        path = str(Path(path).resolve())
+    _require_java_name(spark, path, argument, place)
+    # Spark would look for a path without a scheme in the cluster's default file system.
+    return f"file://{path}"
+
+
+def _require_java_name(spark: SparkSession, path: str, argument: str, place: str) -> None:
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to the virtual machine
+    try:
+        jvm.java.io.File(path).toPath()
+    except (Py4JJavaError, PySparkException) as error:  # PySpark turns some of Java's errors into its own
+        raise ConfigurationError(
+            f"`{argument}` must have a name that Spark's Java virtual machine can write under its locale "
+            f"(`LC_ALL`, which must be one of UTF-8 when Spark starts). Received: {place!r}: "
+            f"{error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else headline(str(error))}"
+        ) from error
+
+
+def arrow_uri(path: str) -> str:
+    """Return a path or URI that Spark was given as Arrow takes it, escaped."""
+    if not is_uri(path):
+        return path
+    parts = path.partition("://") if "://" in path else path.partition(":")
+    return f"{parts[0]}{parts[1]}{quote(parts[2], safe='/:@')}"
+
+
+def require_no_pattern(path: str) -> str:
+    """Return the argument ``path``; raise ConfigurationError if Spark takes it as a pattern when it reads."""
+    if _PATTERN.search(path):
+        raise ConfigurationError(
+            "`path` must have none of the characters * ? [ { and \\, which Spark takes as a pattern of several paths "
+            f"when it loads. Received: path={path!r}"
+        )
+    return path
+
+
+def stage_path(spark: SparkSession, path: str) -> str:
+    """Return the path of a stage that Spark writes or reads; a relative one of this machine is made absolute.
+
+    Raises:
+        ConfigurationError: it has characters that Spark takes as a pattern when it reads.
+    """
+    require_no_pattern(path)
+    context = context_of(spark)
+    if is_uri(path) or context is None:
+        return path
+    default = context._jsc.hadoopConfiguration().get("fs.defaultFS") or ""  # noqa: SLF001 - PySpark has no other way
+    return str(Path(path).absolute()) if default.startswith("file:") else path
+
+
+#: Seconds from one attempt to cancel a job to the next: Spark may not know the job yet.
+_RETRY_SECONDS = 1.0
+
+
+class SparkAction:
+    """A Spark action in a separate thread, which starts at once.
+
+    Args:
+        on_end: called in the thread after the action has succeeded or failed.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        collect: Callable[[], list[Any]],
+        name: str,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._session = session
+        self._collect, self._on_end = collect, on_end
+        self._tag = f"{name}-{uuid.uuid4().hex}"
+        self._rows: list[Any] = []
+        self._error: Exception | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=in_callers_scope(session, self._run), name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            with tagged(self._session, self._tag):
+                self._rows = self._collect()
+        except Exception as error:  # noqa: BLE001 - raised again by `rows`
+            self._error = error
+        finally:
+            self._ended.set()
+            self._on_end()
+
+    def ended(self, timeout: float = 0.0) -> bool:
+        """Wait at most ``timeout`` seconds for the action to end, and return whether it has."""
+        return self._ended.wait(timeout)
+
+    def rows(self) -> list[Any]:
+        """Return the rows of an action that has ended, or raise Spark's error; raise DeadlineError before its end."""
+        if not self.ended():
+            raise DeadlineError(
+                "a Spark action must have ended before its rows are read. Received: one that still runs"
+            )
+        if self._error is not None:
+            raise self._error
+        return self._rows
+
+    def cancel(self, seconds: float) -> None:
+        """Cancel the action, and wait at most ``seconds`` until it has ended."""
+        deadline = time.monotonic() + seconds
+        while not self.ended() and time.monotonic() < deadline:
+            with contextlib.suppress(Exception):  # a session that has ended raises
+                cancel_tagged(self._session, self._tag)
+            self.ended(_RETRY_SECONDS)
+
+
+def in_callers_scope(session: SparkSession, function: Callable[[], None]) -> Callable[[], None]:
+    """Return ``function`` for another thread, with the calling thread's job group, pool, description and tags.
+
+    Spark stores these per thread. Without them, ``cancelJobGroup`` and fair pools have no effect on our Spark jobs.
+    """
+    from pyspark import inheritable_thread_target
+
+    wrapped: Callable[[], None] = inheritable_thread_target(session)(function)
+    return wrapped
+
+
+# A classic session's tags belong to one thread, and other threads cannot interrupt its jobs. So the tags of the Spark
+# context are used, whose jobs any thread can cancel; Spark Connect has no context, but its session's tags are shared.
+
+
+@contextlib.contextmanager
+def tagged(session: SparkSession, tag: str) -> Iterator[None]:
+    """Give the jobs of this thread a tag."""
+    context = context_of(session)
+    (context.addJobTag if context else session.addTag)(tag)
+    try:
+        yield
+    finally:
+        (context.removeJobTag if context else session.removeTag)(tag)
+
+
+def cancel_tagged(session: SparkSession, tag: str) -> None:
+    """Cancel the jobs that have a tag, from any thread."""
+    context = context_of(session)
+    (context.cancelJobsWithTag if context else session.interruptTag)(tag)

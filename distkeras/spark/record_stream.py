@@ -137,7 +137,7 @@ def connection_to_spark() -> BinaryIO:
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to a caller's variables
     while frame is not None:
         if frame.f_code.co_name == "main" and hasattr(stream := frame.f_locals.get("infile"), "peek"):
-            return cast(BinaryIO, stream)
+            return cast("BinaryIO", stream)
         frame = frame.f_back
     import pyspark
 

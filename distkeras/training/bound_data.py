@@ -9,8 +9,7 @@ from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.binding import listed
 from distkeras.data.column_kinds import float_dtype
 from distkeras.data.columns import Column
-from distkeras.data.label_columns import require_class_numbers
-from distkeras.data.model_columns import assembled, data_spec
+from distkeras.data.model_columns import assembled, data_spec, require_class_numbers
 from distkeras.data.ordering import partitioned
 from distkeras.data.schema import CLASS_WEIGHT, balanced, require_classes, weighted
 from distkeras.data.source import collect

@@ -17,8 +17,7 @@ from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, Distk
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.server.process import ResumePoint, StartReport
 from distkeras.ps.transport.driver_client import DriverClient
-from distkeras.spark.actions import SparkAction
-from distkeras.spark.cluster import is_stopped
+from distkeras.spark.cluster import SparkAction, is_stopped
 from distkeras.spark.failures import named_error
 from distkeras.training.remote_requests import RemoteClient, Search, search
 from distkeras.training.server_task import LOGGED, OUTPUT, REPORT, ServerTask

@@ -35,7 +35,7 @@ from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
-from distkeras.spark.actions import SparkAction
+from distkeras.spark.cluster import SparkAction
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -25,7 +25,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.processes import Child
 from distkeras.results import JobOutcome, JobRecords
 from distkeras.settings import TrainSettings
-from distkeras.spark.actions import SparkAction, in_callers_scope
+from distkeras.spark.cluster import SparkAction, in_callers_scope
 from distkeras.spark.failures import typed_error
 from distkeras.spark.kept_layout import KeptLayout
 from distkeras.spark.record_stream import in_sized_batches

@@ -7,6 +7,8 @@ covers, and how far it has come within the current one, so that nothing counts t
 2. Every failure is raised to Spark, which then does not record the micro-batch as done.
 3. A version is published after the snapshot that covers its micro-batch, which has the same weights, and before the
    micro-batch is acknowledged.
+
+A `Publisher` publishes the versions of the center.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.callbacks import Callback, CenterWeights
+from distkeras.keras_model import archive
+from distkeras.keras_model.keras_config import applied
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
+from distkeras.ps.checkpoint.versions import VersionFolder, Versions
 from distkeras.ps.errors import (
     ConfigurationError,
     DeadlineError,
@@ -38,17 +43,14 @@ from distkeras.ps.protocol.messages import MicroBatchBegun
 from distkeras.ps.server.process import ResumePoint, ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
-from distkeras.ps.world.places import below
+from distkeras.ps.world.files import below
 from distkeras.results import JobRecords, JobResults, MicroBatchProgress, backlog_of
 from distkeras.shown import Shown
-from distkeras.spark.actions import in_callers_scope
-from distkeras.spark.cluster import SparkFacts
+from distkeras.spark.cluster import SparkFacts, hadoop_path, in_callers_scope
 from distkeras.spark.failures import innermost, short_errors
-from distkeras.spark.places import hadoop_path
 from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.publisher import Publisher
 from distkeras.training.run import PreparedJob, SparkJob, note_resumed
 from distkeras.training.stream_halves import QueryState, covered_by, missing, query_state, require_same_halves
 from distkeras.training.supervisor import Supervisor
@@ -521,3 +523,74 @@ class StreamTraining(Shown):
             self._publisher.end_stream(self._last_center)
         except DistkerasError as error:
             self._failure = error
+
+
+#: The parts of a job's identity that all versions of a model share.
+_SHARED = ("model", "layout", "moving_statistics")
+
+
+def _to_publish(job: PreparedJob) -> bytes:
+    """Return the compiled model with its attributes, made under the settings with which workers compute."""
+    plan = job.plan
+    with applied(plan.recipe.settings):
+        data = archive.with_optimizer(job.center.build_replica().model)
+    return archive.with_attributes(data, archive.attributes_in(plan.model_file))
+
+
+class Publisher:
+    """Publishes versions of one stream.
+
+    Args:
+        versions: where and how often to publish.
+
+    Raises:
+        DifferentJobError: the directory has versions of another model.
+        ConfigurationError: nothing opens the URI, or Keras cannot save the compiled model.
+        SnapshotError: the directory cannot be read or written.
+    """
+
+    def __init__(self, versions: Versions, job: PreparedJob) -> None:
+        self._versions = versions
+        self._folder = VersionFolder(versions.uri, create=True)
+        identity: dict[str, Any] = job.plan.identity()
+        self._folder.take({name: identity[name] for name in _SHARED}, partial(_to_publish, job))
+        #: The current micro-batch and its stream, if it has ended without a version.
+        self._ended: tuple[str, int] | None = None
+        self._begun = False
+
+    def resume(self, stream: str, number: int) -> None:
+        """Take over a micro-batch that an earlier driver has ended; it may have died before it published a version."""
+        self._ended = stream, number
+
+    def begin(self, stream: str, number: int) -> None:
+        """Record that a micro-batch begins.
+
+        Raises:
+            DifferentJobError: the directory has versions of another stream, or of later micro-batches.
+            SnapshotError: it cannot be read.
+        """
+        self._ended = None
+        if not self._begun:
+            self._folder.require_stream(stream, number)
+            self._begun = True
+
+    def end(self, stream: str, number: int, fetch_center: Callable[[], CenterWeights]) -> None:
+        """Publish the center at the end of a micro-batch, if it is due, and delete old versions.
+
+        Raises:
+            DifferentJobError: the version exists with other weights, or is another stream's.
+            SnapshotError: it cannot be written.
+        """
+        self._ended = stream, number
+        if number % self._versions.every == 0:
+            self.end_stream(fetch_center())
+
+    def end_stream(self, weights: CenterWeights) -> None:
+        """Publish the micro-batch that has ended, unless it has a version; see `end`."""
+        if self._ended is None:
+            return
+        stream, number = self._ended
+        self._folder.publish(stream, number, weights.vector, weights.moving_statistics)
+        self._ended = None
+        self._folder.prune(self._versions.keep)
+        log.info("version %d is published in %s", number, self._versions.uri)

@@ -25,8 +25,7 @@ import numpy as np
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.validate import check_field, invalid, require_integer
-from distkeras.ps.world.files import Files
-from distkeras.ps.world.places import require_place
+from distkeras.ps.world.files import Files, require_place
 from distkeras.ps.world.world import REAL, World
 
 #: The digit is the version of the format, including the content of the headers.

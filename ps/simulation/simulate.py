@@ -210,7 +210,7 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     job = VirtualJob(
         rule,
         theta0,
-        cast(NumberedGradient, gradient) if numbered else _without_number(cast(Gradient, gradient)),
+        cast("NumberedGradient", gradient) if numbered else _without_number(cast("Gradient", gradient)),
         workers=workers,
         learning_rate=learning_rate,
         scheduler=scheduler_for(rule, workers, staleness_bound, rounds=rounds),

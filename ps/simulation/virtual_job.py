@@ -227,7 +227,7 @@ class VirtualJob:
 
     def exchange_group(self, workers: Sequence[int]) -> None:
         """Apply the movements of the ``workers``, whose exchanges are due, as one commit."""
-        commits = [self._commit_of(worker, cast(CommitRecord, self.pending[worker])) for worker in workers]
+        commits = [self._commit_of(worker, cast("CommitRecord", self.pending[worker])) for worker in workers]
         taken = [self.center.pool.take() for _ in range(self.traits.parts if len(commits) > 1 else 0)]
         own, *others = commits
         whole = join(own, [Companion(0, commit) for commit in others], tuple([part.array for part in taken]))

@@ -65,7 +65,7 @@ class Inputs:
                     continue
                 values[name] = self._rng.bytes(32) if kind in HANDSHAKE else self._array(dtype)
                 if kind in HANDSHAKE:
-                    values[name] = np.frombuffer(typing.cast(bytes, values[name]), np.uint8)
+                    values[name] = np.frombuffer(typing.cast("bytes", values[name]), np.uint8)
             elif hint is str:
                 values[name] = self.chunk(20).decode("latin-1")
             elif hint is bool:

@@ -20,8 +20,7 @@ from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.ordering import ROW_HASH
 from distkeras.groups import side_by_side
-from distkeras.groups.replica import ReplicaOfGroups, weights_of
-from distkeras.groups.side_by_side import GroupsSideBySide, common_steps
+from distkeras.groups.replica import GroupsSideBySide, ReplicaOfGroups, common_steps, weights_of
 from distkeras.groups.store import WEIGHTS, table_schema
 from distkeras.groups.task import FIRST, GroupPartition, GroupTask
 from distkeras.keras_model import archive

@@ -32,8 +32,8 @@ from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
 from distkeras.training.center_copy import CenterCopy
 from distkeras.training.plan import Publication
-from distkeras.training.publisher import _to_publish
 from distkeras.training.run import PreparedJob
+from distkeras.training.stream import _to_publish
 from distkeras.transformers import ModelPredictor
 from distkeras.transformers.files import from_json, to_json
 

@@ -17,8 +17,7 @@ from pyspark.sql import types as T
 from distkeras.data.batches import DataSpec
 from distkeras.data.model_columns import data_spec, example
 from distkeras.data.source import BatchSource
-from distkeras.groups.replica import unpacked_weights
-from distkeras.groups.side_by_side import GroupsSideBySide
+from distkeras.groups.replica import GroupsSideBySide, unpacked_weights
 from distkeras.keras_model.archive import to_bytes
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica

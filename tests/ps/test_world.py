@@ -22,7 +22,7 @@ from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.checkpoint.versions import VersionFolder, Versions
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.world.places import absolute, below, beside
+from distkeras.ps.world.files import absolute, below, beside
 from distkeras.ps.world.processes import ChildProcess
 from distkeras.ps.world.world import REAL
 

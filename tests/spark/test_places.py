@@ -17,8 +17,8 @@ from distkeras import KerasEstimator, KerasModel
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ConfigurationError, SnapshotError
-from distkeras.ps.world.places import below
-from distkeras.spark.places import arrow_uri, hadoop_path, stage_path
+from distkeras.ps.world.files import below
+from distkeras.spark.cluster import arrow_uri, hadoop_path, stage_path
 from distkeras.training.stream_halves import QueryState, query_state
 
 

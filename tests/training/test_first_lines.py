@@ -58,8 +58,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "several models": (lambda df: EnsembleTrainer(wrong_model(), "sgd", SPARSE, num_ensembles=0), "num_ensembles"),
     "their training": (lambda df: EnsembleTrainer(wrong_model(), "sgd", SPARSE, label_col="gone").train(df), "gone"),
     "no DataFrame to transform": (lambda df: MinMaxTransformer(0.0, 1.0).transform(df.toPandas()), "dataset"),
-    "no DataFrame to fit": (lambda df: KerasEstimator(wrong_model(), loss=SPARSE).fit(cast(Any, [1])), "dataset"),
-    "no DataFrame to evaluate": (lambda df: LossEvaluator().evaluate(cast(Any, "rows.parquet")), "dataset"),
+    "no DataFrame to fit": (lambda df: KerasEstimator(wrong_model(), loss=SPARSE).fit(cast("Any", [1])), "dataset"),
+    "no DataFrame to evaluate": (lambda df: LossEvaluator().evaluate(cast("Any", "rows.parquet")), "dataset"),
 }
 
 

@@ -242,10 +242,10 @@ def test_an_empty_dataframe_is_transformed_to_an_empty_one(rows: DataFrame, stag
         (lambda: ReshapeTransformer(shape=(0,)), "`shape` must be"),
         (lambda: ReshapeTransformer(shape=()), "`shape` must be"),
         (lambda: MinMaxTransformer(n_min=math.inf), "`n_min` must be a finite number"),
-        (lambda: MinMaxTransformer(is_vector=cast(Any, 1)), "`is_vector` must be True or False"),
+        (lambda: MinMaxTransformer(is_vector=cast("Any", 1)), "`is_vector` must be True or False"),
         (lambda: OneHotTransformer(output_type="list"), '`output_type` must be one of "array", "vector"'),
         (lambda: StandardScaleTransformer(["a", "a"]), "`columns` must be"),
-        (lambda: StandardScaleTransformer(["a"], means=cast(Any, [["x"]])), "`means` must be"),
+        (lambda: StandardScaleTransformer(["a"], means=cast("Any", [["x"]])), "`means` must be"),
     ],
 )
 def test_an_invalid_value_is_refused_when_it_is_set(make: Callable[..., Any], message: str) -> None:

@@ -508,4 +508,4 @@ def test_a_value_that_is_not_a_directory_or_a_uri_is_refused(bad: Any) -> None:
 
 
 def test_a_path_is_accepted_as_a_directory() -> None:
-    assert Checkpoint(cast(Any, Path("some") / "folder")).uri == str(Path("some", "folder").absolute())
+    assert Checkpoint(cast("Any", Path("some") / "folder")).uri == str(Path("some", "folder").absolute())

@@ -290,7 +290,7 @@ def test_half_a_surrogate_pair_is_sent_as_its_escape() -> None:
 
 def test_an_object_that_is_not_a_message_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="one of the protocol's"):
-        encode(cast(Any, "hello"))
+        encode(cast("Any", "hello"))
 
 
 @pytest.mark.parametrize(

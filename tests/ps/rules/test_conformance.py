@@ -179,7 +179,7 @@ def test_an_unknown_rule_and_an_unknown_hyper_parameter_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="`rule` must be one of"):
         rules.make("adam")
     with pytest.raises(ConfigurationError, match=r"`rule` must be one of.*Received: rule=5"):
-        rules.make(cast(Any, 5))
+        rules.make(cast("Any", 5))
     with pytest.raises(ConfigurationError, match="takes window"):
         rules.make("downpour", rho=1)
 

@@ -363,7 +363,7 @@ class BlockedCommit:
     def __init__(self, running: Running) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
         self._commit = present(running.server.center).commit
-        present(running.server.center).commit = cast(Any, self)
+        present(running.server.center).commit = cast("Any", self)
 
     def __call__(self, *args: Any) -> bool:
         self.entered.set()

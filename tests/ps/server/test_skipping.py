@@ -151,7 +151,7 @@ def test_a_worker_whose_reply_is_lost_does_not_take_its_skipped_commit_for_appli
                 raise ServerLostError("the answer never arrives")
             return answer
 
-        client.request = cast(Any, call_and_lose)
+        client.request = cast("Any", call_and_lose)
         run_worker(client, welcome, lambda place: began.append(place.batch) or begin(place))
         client.close()
         assert cut == [True]

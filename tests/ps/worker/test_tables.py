@@ -162,6 +162,6 @@ def test_a_rule_or_an_option_that_excludes_tables_is_refused(rule: Any, options:
     windows = windows_of()
     if rule.window == "auto":
         options = {"windows": AutoWindow(rule)}
-    loop = work(rule, cast(Any, None), iter(windows), windows.payload, tables=windows, **options)
+    loop = work(rule, cast("Any", None), iter(windows), windows.payload, tables=windows, **options)
     with pytest.raises(ConfigurationError, match="tables travel by rows for rules with the trait `rows`"):
         next(loop)
