@@ -130,12 +130,7 @@ class TomlArgumentParser(SuggestingParser):
         self.exit(2, f"{self.prog}: error: {self.with_suggestion(message)}; {self.prog} --help shows the options\n")
 
     def parse_with_file(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the options of the command line and, before it, of the file that it names.
-
-        Raises:
-            ConfigurationError: the file cannot be read, or has a key that is no option.
-            SystemExit: from argparse, with its message and status 2.
-        """
+        """Return the options of the command line and, before it, of the file that it names."""
         flags = [word.partition("=")[0] for word in argv if word.startswith("--") and word != "--"]
         if unknown := [flag for flag in flags if flag not in self._option_string_actions]:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")  # argparse first asks for what is missing

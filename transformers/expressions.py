@@ -65,9 +65,6 @@ def class_of_scores(scores: NumericColumn, threshold: float | None, default_inde
         threshold: least single score of class 1; a lower one is class 0. None: a single number is the class itself.
         default_index: if given, the class is that of the first score of at least ``threshold``, else of the largest if
             it is above 0, else this one. Not for numbers.
-
-    Raises:
-        ConfigurationError: the arrays are nested.
     """
     name, column = scores.name, scores.column
     if scores.depth > 1:

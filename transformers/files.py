@@ -312,12 +312,7 @@ class KerasMLReader(MLReader[_S]):
 
     @short_errors
     def load(self, path: str) -> _S:
-        """Return the stage that was saved below ``path``.
-
-        Raises:
-            ConfigurationError: the stage is of another class, or Keras does not know a class or function of it in this
-                process.
-        """
+        """Return the stage that was saved below ``path``."""
         spark = self.sparkSession
         path = stage_path(spark, path)
         metadata = DefaultParamsReader.loadMetadata(path, spark)

@@ -95,9 +95,6 @@ class PredictionOptions:
             keeps them without a prediction.
         invalid_col: new column of text, with "keep": why a row has no prediction, or null; "" for none.
         models: weights by the rows' keys; None: the model's own for all rows.
-
-    Raises:
-        ConfigurationError: ``invalid_col`` is set, but invalid rows are not kept.
     """
 
     batch_size: int
@@ -154,12 +151,7 @@ class PredictionPlan:
 
 
 def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of one partition with the model's outputs as further columns, in order.
-
-    Raises:
-        BadValueError: a feature is null, NaN or infinite.
-        ShapeError: a feature does not fill the input, or the model returns another number of rows.
-    """
+    """Yield the batches of one partition with the model's outputs as further columns, in order."""
     first_row = 0
     model: keras.Model | MappedModel | None = None
     size = plan.rows_per_call()

@@ -50,9 +50,6 @@ class Parts:
         Args:
             columns: as the caller gave them.
             argument: the name of the caller's argument.
-
-        Raises:
-            ConfigurationError: a list for named parts, a mapping with other names, or another number of columns.
         """
         placed = self._placed(names_of(columns, argument), argument)
         return tuple(name for name in placed if isinstance(name, str))  # `names_of` returns nothing else
@@ -61,9 +58,6 @@ class Parts:
         """Return what each part has, in the model's order; empty if no part has anything.
 
         Several names for a single part are its columns together.
-
-        Raises:
-            ConfigurationError: as `bound`.
         """
         entries = entries_of(columns, argument)
         if isinstance(entries, tuple) and len(self.names) == 1 and len(entries) > 1:
@@ -106,11 +100,7 @@ class Parts:
 
 
 def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
-    """Return one column name or several as a tuple, and a mapping from names of a model's parts as a dictionary.
-
-    Raises:
-        ConfigurationError: ``columns`` is none of these, or a name is empty.
-    """
+    """Return one column name or several as a tuple, and a mapping from names of a model's parts as a dictionary."""
     checked: tuple[str, ...] | dict[str, str]
     if isinstance(columns, Mapping):
         checked = dict(columns)
@@ -124,11 +114,7 @@ def names_of(columns: Any, argument: str) -> tuple[str, ...] | dict[str, str]:
 
 
 def entries_of(columns: Any, argument: str) -> Entries:
-    """Return a caller's columns of labels or weights, of which a part of the model may have none or several.
-
-    Raises:
-        ConfigurationError: ``columns`` is none of `GivenEntries`, or a name is empty.
-    """
+    """Return a caller's columns of labels or weights, of which a part of the model may have none or several."""
     if columns is None or isinstance(columns, str):
         columns = [] if columns is None else [columns]
     if not isinstance(columns, Iterable):

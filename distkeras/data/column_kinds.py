@@ -155,9 +155,6 @@ def common_type(columns: Mapping[str, DataType], *, whole: bool) -> str:
     Args:
         columns: by name, of one number a row each.
         whole: the model wants integers, of which a double does not hold all that decimals do.
-
-    Raises:
-        ConfigurationError: no decimal holds the decimals of all.
     """
     kinds = [KINDS[spark_type.typeName()] for spark_type in columns.values()]
     common = next(one for one in _TOGETHER if all(one in kind.held_by for kind in kinds))

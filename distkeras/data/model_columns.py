@@ -72,13 +72,7 @@ class TargetColumns:
         self._rows = None if rows is None or rows.isStreaming else rows
 
     def labels(self, entries: Sequence[Entry]) -> tuple[Column | None, ...]:
-        """Return the labels of each output; none if there are no ``entries``.
-
-        Raises:
-            ConfigurationError: an output has a loss and no labels; its shape is not fixed; it has one number under a
-                cross-entropy over classes; or the shape of its labels is unknown.
-            ShapeError: columns of numbers, or of vectors whose size Spark knows, do not fill the output.
-        """
+        """Return the labels of each output; none if there are no ``entries``."""
         given = entries or [None] * len(self._outputs)
         columns = tuple(map(self._label, given, self._outputs, self._losses, self._names))
         return columns if entries else ()
@@ -306,14 +300,6 @@ def data_spec(
     Args:
         rows: the DataFrame. Its first row has the shape of weights, and of labels that the user's own code reads; None,
             or a stream: the shape follows from the output.
-
-    Raises:
-        MissingColumnError: a column is not in ``schema``.
-        ColumnTypeError: a column does not hold numbers.
-        ConfigurationError: the columns do not match the model's inputs or outputs; a shape is not fixed; an input is
-            text; an output has a loss and no labels; or the loss is a cross-entropy over classes on an output of one
-            number.
-        ShapeError: a column of numbers, or of vectors whose size Spark knows, does not fill its input or output.
     """
     inputs, outputs = list(model.inputs or ()), list(model.outputs or ())
     if not inputs or not outputs:
@@ -410,10 +396,6 @@ def assembled(df: DataFrame, features: GivenColumns, dtypes: Sequence[str]) -> t
 
     Args:
         dtypes: the numpy names of the inputs' dtypes.
-
-    Raises:
-        MissingColumnError: there is no such column.
-        ConfigurationError: one of several columns for one input is no number, or no type holds the decimals of all.
     """
     names = names_of(features, "features_col")
     if len(dtypes) != 1 or len(names) == 1 or isinstance(names, Mapping):

@@ -48,10 +48,6 @@ def partitioned(df: DataFrame, spec: DataSpec, workers: int, *, partitioned_alre
         partitioned_already: do not move the rows. This assumes that `df` has `workers`
             partitions, and that each yields the same rows in the same order whenever it is computed; it
             saves the shuffle and the sort.
-
-    Raises:
-        MissingColumnError, ColumnTypeError: a column is missing, or its type does not hold numbers.
-        ConfigurationError: `workers` is below 1, or a column's name is ambiguous.
     """
     workers = require_integer("workers", workers)
     ready = df.select(*ready_columns(df.schema.fields, spec))

@@ -65,12 +65,7 @@ _CONVERSIONS = (
 
 
 def require_dataframe(name: str, value: Any, *, stream: bool = True) -> None:
-    """Check that the argument ``name`` is a Spark DataFrame, classic or of Spark Connect, whose session runs.
-
-    Raises:
-        ConfigurationError: it is not a DataFrame (the text says how to make one of it), its session has ended, or it is
-            a stream and ``stream`` is false.
-    """
+    """Check that the argument ``name`` is a Spark DataFrame, classic or of Spark Connect, whose session runs."""
     from pyspark.sql import DataFrame
 
     if not isinstance(value, DataFrame):
@@ -212,11 +207,7 @@ class NumericColumn:
         return "double" if self.kind.dtype == "float64" else "float"
 
     def each(self, function: Callable[[SparkColumn], SparkColumn]) -> SparkColumn:
-        """Apply ``function`` to every number (depth 0 or 1), with results of type `element`; a vector stays one.
-
-        Raises:
-            ConfigurationError: the arrays are nested.
-        """
+        """Apply ``function`` to every number (depth 0 or 1), with results of type `element`; a vector stays one."""
         from pyspark.sql import functions as F
 
         if self.depth > 1:
@@ -230,12 +221,7 @@ class NumericColumn:
 
 
 def numeric_column(fields: Sequence[StructField], name: str) -> NumericColumn:
-    """Return the column ``name``, which must hold numbers.
-
-    Raises:
-        MissingColumnError, ConfigurationError: there is no such column, or there are several.
-        ColumnTypeError: its type does not hold numbers; the text says how to make them.
-    """
+    """Return the column ``name``, which must hold numbers."""
     field = field_of(fields, name)
     element, kind, depth = kind_in(field.dataType)
     if kind is not None:
@@ -266,9 +252,6 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
     Args:
         fields: the fields of any DataFrame.
         spec: the columns, in the order of the result.
-
-    Raises:
-        MissingColumnError, ColumnTypeError, ConfigurationError: see `numeric_column`.
     """
     from pyspark.sql import functions as F
 
@@ -384,9 +367,6 @@ def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weigh
     Args:
         label: class numbers of any type, or one-hot arrays or ML vectors, whose largest element is the class.
         weight: column of sample weights, by which the class weights are multiplied, or None.
-
-    Raises:
-        ConfigurationError: ``df`` has a column `CLASS_WEIGHT`.
     """
     from pyspark.sql import functions as F
 
@@ -413,10 +393,6 @@ def balanced(df: DataFrame, label: str) -> dict[int, float]:
 
     Args:
         label: as in `weighted`. Rows whose label is null are not counted; training refuses them.
-
-    Raises:
-        ConfigurationError: a label is no class number, or there are too many different ones.
-        EmptyDataError: there is no label.
     """
     from pyspark.sql import functions as F
 

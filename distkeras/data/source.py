@@ -170,9 +170,6 @@ class Prefetcher(Generic[T]):
         timeout: seconds that the consumer waits for an item.
         what: a name for an item, for error texts.
         worker: the consuming worker, for error texts.
-
-    Raises:
-        ConfigurationError: `depth` is below 1.
     """
 
     def __init__(
@@ -293,9 +290,6 @@ class BatchSource:
         window: batches that the worker trains on at a time.
         directory: the folder for a spool over its budget; one of Spark's local directories by default.
         timeout: seconds to wait for Spark's next rows.
-
-    Raises:
-        ConfigurationError: an argument is invalid.
 
     The iteration raises:
         BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is not a class.
@@ -506,10 +500,6 @@ def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step
         record: rows with the columns of ``spec``.
         spec: the columns, and the requirements on their values.
         worker, step, first_row: the position of the rows, for error texts; see `to_numpy`.
-
-    Raises:
-        BadValueError, ShapeError, ColumnTypeError: see `to_numpy`.
-        MissingColumnError: the rows lack a column.
     """
     arrays = []
     for column in spec.columns:
@@ -531,11 +521,6 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch:
     and on ``spec.seed``.
 
     ``spec`` must have one epoch, without shuffling.
-
-    Raises:
-        EmptyDataError: there are no rows.
-        BadValueError, ShapeError, MissingColumnError: as `BatchSource`.
-        WorkerError: Spark cannot compute the rows.
     """
     from pyspark.errors import PySparkException
 

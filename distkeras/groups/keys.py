@@ -35,11 +35,6 @@ def key_fields(schema: StructType, names: Sequence[str], reserved: Sequence[str]
 
     Args:
         reserved: names of the result's other columns.
-
-    Raises:
-        MissingColumnError: there is no such column.
-        ColumnTypeError: Spark does not compare values of its type, or does not send them to Python.
-        ConfigurationError: Spark would take its name for that of another column of the result.
     """
     from pyspark.sql.types import StructField
 
@@ -99,9 +94,6 @@ def key_row(session: SparkSession, fields: Sequence[StructField], key: Any) -> D
 
     Args:
         key: the value of the only column; or a mapping, or a `Row` of Spark, that has a value for each column.
-
-    Raises:
-        ConfigurationError: ``key`` lacks a column, has another one, or has a value of another type.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import Row

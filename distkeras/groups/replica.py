@@ -188,9 +188,6 @@ class GroupsSideBySide:
 
     Args:
         count: the most groups at once.
-
-    Raises:
-        ConfigurationError: the model cannot be stacked, or ``count`` is too large for its variables.
     """
 
     def __init__(self, recipe: Recipe, model_file: bytes, spec: DataSpec, count: int) -> None:

@@ -156,11 +156,7 @@ class JoinedGroups:
 
 
 def joined(df: DataFrame, stored: StoredGroups) -> DataFrame:
-    """Return rows with the columns `GROUP` and `REASON`: the name of the group's row, and why it has no model, or null.
-
-    Raises:
-        MissingColumnError: a column of the key does not exist.
-    """
+    """Return rows with the name of the group's row (`GROUP`), and why it has no model, or null (`REASON`)."""
     from pyspark.sql import functions as F
 
     names = {field_of(df.schema.fields, name).name: f"__distkeras_key_{n}" for n, name in enumerate(stored.key_names)}
@@ -180,9 +176,6 @@ class GroupModels:
 
     Args:
         columns: names of the columns of a key in the batches.
-
-    Raises:
-        ColumnTypeError: the key is of a type that is equal in Spark, and not in Arrow.
     """
 
     stored: StoredGroups

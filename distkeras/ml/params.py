@@ -213,11 +213,7 @@ class KeywordParams(Params):
         return super().hasParam(SPARK_NAMES.get(paramName, paramName))
 
     def setParams(self, **keywords: Any) -> Any:
-        """Set parameters by the constructor's keywords; None sets one back to its default.
-
-        Raises:
-            ConfigurationError: no such keyword, or a value that cannot work.
-        """
+        """Set parameters by the constructor's keywords; None sets one back to its default."""
         for keyword, value in by_own_names(keywords).items():
             name = SPARK_NAMES.get(keyword, keyword)
             if not isinstance(getattr(type(self), name, None), Param):

@@ -205,9 +205,6 @@ def hadoop_path(spark: SparkSession, place: str, argument: str) -> str:
         spark: a classic session.
         place: an absolute path, or a URI.
         argument: the name of the caller's argument.
-
-    Raises:
-        ConfigurationError: the Java virtual machine cannot have such a name.
     """
     try:
         parts = urlsplit(place) if is_uri(place) else None
@@ -258,11 +255,7 @@ def require_no_pattern(path: str) -> str:
 
 
 def stage_path(spark: SparkSession, path: str) -> str:
-    """Return the path of a stage that Spark writes or reads; a relative one of this machine is made absolute.
-
-    Raises:
-        ConfigurationError: it has characters that Spark takes as a pattern when it reads.
-    """
+    """Return the path of a stage that Spark writes or reads; a relative one of this machine is made absolute."""
     require_no_pattern(path)
     context = context_of(spark)
     if is_uri(path) or context is None:

@@ -130,9 +130,6 @@ def connection_to_spark() -> BinaryIO:
     """Return this Python worker's connection to Spark. Call it in the thread that runs the task.
 
     PySpark has no public access to it. It is an argument of the worker's ``main``, which is on the stack.
-
-    Raises:
-        ConfigurationError: it is not on the stack, so that lost rows could not be detected.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to a caller's variables
     while frame is not None:

@@ -44,9 +44,6 @@ class BoundData:
         Args:
             model: compiled.
             keras_settings: those of ``keras.config`` with which the workers compute.
-
-        Raises:
-            MissingColumnError, ColumnTypeError, ShapeError, ConfigurationError: the columns do not fit the model.
         """
         df, spec = columns_of(df, model, settings, keras_settings)
         if not df.isStreaming:
@@ -95,11 +92,7 @@ class BoundData:
 
 
 def _class_weights(df: DataFrame, spec: DataSpec, settings: TrainSettings) -> dict[int, float]:
-    """Return the weight of each class of a job on ``df``.
-
-    Raises:
-        ConfigurationError: the labels are not one class a row, there is no such class, or a stream is to be counted.
-    """
+    """Return the weight of each class of a job on ``df``."""
     weights = settings.class_weight
     if not isinstance(weights, dict):
         require_classes({}, spec)
@@ -127,10 +120,5 @@ def columns_of(
 
 
 def validation_rows(df: DataFrame, spec: DataSpec, count_max: int) -> Batch:
-    """Return rows of a validation DataFrame, at most ``count_max``.
-
-    Raises:
-        EmptyDataError: there are no rows.
-        BadValueError, ShapeError, MissingColumnError, WorkerError: as `collect` says.
-    """
+    """Return rows of a validation DataFrame, at most ``count_max``."""
     return collect(df, replace(spec, epochs=1, shuffle=False, batch_size=count_max), count_max)

@@ -45,12 +45,7 @@ _R = TypeVar("_R")
 
 
 def require_callbacks(callbacks: Any, validation: DataFrame | None = None) -> Sequence[Callback]:
-    """Return the callbacks, with those of Keras as one `KerasCallbacks`, which evaluates on the rows ``validation``.
-
-    Raises:
-        ConfigurationError: an object is not a callback, has invalid intervals, or is a callback of Keras that cannot
-            work on the driver; the text names a replacement.
-    """
+    """Return the callbacks, with those of Keras as one `KerasCallbacks`, which evaluates on the rows ``validation``."""
     if not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"`callbacks` must be a list of `distkeras.Callback`s. Received: {callbacks!r}")
     all_callbacks = with_keras_callbacks(callbacks, validation)

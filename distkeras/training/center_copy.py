@@ -43,11 +43,7 @@ class CenterCopy:
         self._written: list[str] = []
 
     def build_replica(self) -> KerasReplica:
-        """Return another copy of the model, compiled like the workers'.
-
-        Raises:
-            ConfigurationError: the driver does not have all tables.
-        """
+        """Return another copy of the model, compiled like the workers'."""
         self.require_all_tables()
         return self.build_evaluator()
 
@@ -70,12 +66,7 @@ class CenterCopy:
             )
 
     def read_rows(self, df: DataFrame, count_max: int) -> Batch:
-        """Return rows of a validation DataFrame, with the model's columns; `fetch` brings what they touch from then on.
-
-        Raises:
-            BadValueError: an id is not a row of its table.
-            DistkerasError: the rows cannot be read, or do not fit; see `validation_rows`.
-        """
+        """Return rows to validate on, with the model's columns; `fetch` brings what they touch from then on."""
         require_dataframe("df", df, stream=False)
         plan = self._plan
         df, spec = columns_of(df, plan.replica.model, plan.training, plan.recipe.settings)
@@ -98,11 +89,7 @@ class CenterCopy:
         return CenterWeights.fetch(driver, tables, wants)
 
     def save_rows(self, driver: DriverClient) -> None:
-        """Write the touched rows of tables that the driver does not hold to folders, to which the model refers then.
-
-        Raises:
-            ConfigurationError: a folder cannot be written to.
-        """
+        """Write the touched rows of tables that the driver does not hold to folders, to which the model refers then."""
         while self._written:  # by a call that is repeated; no model refers to it any more
             with contextlib.suppress(OSError):
                 remove_folder(self._written.pop())

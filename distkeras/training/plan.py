@@ -127,9 +127,6 @@ class Publication:
 
     Args:
         plan: of the job.
-
-    Raises:
-        ConfigurationError: the model is too large for a server, or the file of its frozen weights cannot be read.
     """
 
     def __init__(self, plan: JobPlan) -> None:
@@ -154,11 +151,7 @@ class Publication:
         driver.request(self._message, Ack)
 
     def server_task(self) -> ServerTask:
-        """Return the server as a task in the cluster, with a fresh random key.
-
-        Raises:
-            ConfigurationError: a table continues from trained rows, which only the driver sends.
-        """
+        """Return the server as a task in the cluster, with a fresh random key."""
         plan, trained = self._plan, next(self._trained_rows(), None)
         if trained is not None:
             raise ConfigurationError(

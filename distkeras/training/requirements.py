@@ -32,9 +32,6 @@ def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object])
 
     Args:
         received: the data, as the error names them.
-
-    Raises:
-        ConfigurationError: they do not fit.
     """
     try:
         replica.prepare(batch)
@@ -130,9 +127,6 @@ def require_slots(
         known: how many tasks Spark runs at once; None if that is unknown.
         resources: the `ResourceProfile` of the workers' tasks, or None.
         apart: the server takes a slot of its own.
-
-    Raises:
-        ConfigurationError: Spark cannot.
     """
     if resources is not None:
         _require_known(resources, facts)

@@ -294,13 +294,6 @@ def run_job(job: PreparedJob, outcome: JobOutcome, ahead: Child | None, began: f
     Args:
         outcome: is filled as results become known.
         began: when the call of `Trainer.train` began, in seconds of the monotonic clock.
-
-    Raises:
-        EmptyDataError: there were no rows.
-        LedgerError: a mini-batch is missing, or counted twice.
-        DistkerasError: the job cannot continue.
-        Exception: a callback raised it.
-        KeyboardInterrupt: it is raised after Spark was asked to cancel the job.
     """
     plan, events = job.plan, outcome.events
     settings = plan.training

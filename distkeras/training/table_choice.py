@@ -51,9 +51,6 @@ class TableChoice:
         Args:
             model: as the recipe builds it.
             build: returns such a model with the state of its optimizer.
-
-        Raises:
-            ConfigurationError: a table that must travel by rows cannot.
         """
         chosen: str | Sequence[str] | None = self.training.tables
         wide, names = has_rows_at_server(model), embedding_names(model)

@@ -349,9 +349,6 @@ def member_loop(
         batches: those of ``source`` from the partition's position on, which is in ``welcome``.
         epochs: of the job.
         moving_statistics: elements of them.
-
-    Raises:
-        EmptyDataError: the partition has no rows.
     """
     rule = settings.rule
     assert isinstance(rule, Daso), rule
@@ -395,9 +392,6 @@ def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int
         welcome: has the partition's position.
         rows, checksum: of the rows that this attempt has read.
         stream: the rows are a stream's micro-batch, for which the server knows whether the partition had rows.
-
-    Raises:
-        LedgerError: the rows differ.
     """
     whole, was_empty = welcome.epoch >= epochs, stream and welcome.checksum == -1
     if (whole and welcome.checksum not in (-1, checksum)) or (was_empty and rows):

@@ -31,9 +31,6 @@ def split(
         share: share of the rows to validate on, where there is no ``indicator``. They are chosen by a hash of their
             values, so that they are the same rows again whenever Spark computes them.
         seed: enters the hash.
-
-    Raises:
-        MissingColumnError: no such column, or one that is not boolean.
     """
     from pyspark.sql import functions as F
 

@@ -364,9 +364,6 @@ class ServerProcess:
         tls: encrypt every connection, with a certificate made for this job.
         events: collects the events that the child logs.
         ahead: a process of `spawn_server`, which becomes the first server if it is still running.
-
-    Raises:
-        ConfigurationError: ``tls`` without the package cryptography.
     """
 
     def __init__(
