@@ -197,8 +197,7 @@ def _class_weight(text: str) -> tuple[str, str]:
 def columns_of(texts: Sequence[str], *, optional: bool = False) -> Any:
     """Return a mapping where each text is NAME=COLUMN and there are several; else the columns as they are.
 
-    Args:
-        optional: NAME= is for an output without a column, whose entry is None.
+    ``optional``: NAME= is for an output without a column, whose entry is None.
     """
     pairs = [text.partition("=") for text in texts]
     if len(texts) > 1 and all(name and separator and (column or optional) for name, separator, column in pairs):

@@ -11,11 +11,7 @@ from typing import Any, ClassVar
 
 
 class Shown:
-    """An object that shows its facts, and hides what is not for users.
-
-    Attributes:
-        inner: names of attributes that Tab completion leaves out.
-    """
+    """An object that shows its facts, and hides the attributes ``inner`` from Tab completion."""
 
     inner: ClassVar[frozenset[str]] = frozenset()
 

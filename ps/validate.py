@@ -82,10 +82,7 @@ def require_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
 def check_field(
     holder: object, name: str, check: Callable[..., Any], *bounds: Any, optional: bool = False, **options: Any
 ) -> None:
-    """Set the field ``name`` of a frozen dataclass to the result of ``check(name, value, *bounds, **options)``.
-
-    If the field is ``optional``, None is not checked.
-    """
+    """Set the field ``name`` of a frozen dataclass to what ``check(name, value, …)`` returns, or to None."""
     value = getattr(holder, name)
     if value is not None or not optional:
         object.__setattr__(holder, name, check(name, value, *bounds, **options))
@@ -177,10 +174,7 @@ EXCLUSIONS = {
 def reason_against(capability: str, *settings: object, **options: Any) -> str | None:
     """Return the first reason why a job with these options cannot have ``capability``; None if it can.
 
-    Args:
-        capability: a key of `EXCLUSIONS`.
-        settings: objects whose attributes are options.
-        options: further ones. What is neither here nor there is not looked at.
+    ``settings`` are objects whose attributes are options. What is neither there nor in ``options`` is not looked at.
     """
     given: Mapping[str, Any] = {name: value for one in settings for name, value in vars(one).items()} | options
     for option, allowed, why in EXCLUSIONS[capability]:

@@ -22,8 +22,7 @@ from distkeras.spark.failures import named_error
 def check_new_columns(df: DataFrame, *names: str, arguments: Sequence[str] = ()) -> None:
     """Raise ConfigurationError unless the names are new in ``df``; by default, Spark's names are case-insensitive.
 
-    Args:
-        arguments: the caller's argument from which each name comes; empty: all come from ``output_col``.
+    ``arguments`` are the caller's for each name; empty: all come from ``output_col``.
     """
     exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     existing = {name if exact else name.lower() for name in df.columns}

@@ -172,11 +172,7 @@ def from_json(value: Any, name: str) -> Any:
 
 
 class Saveable(Params, MLReadable[Any], MLWritable, ABC):
-    """A stage that consists of parameters, optionally a Keras model, and few other data.
-
-    Attributes:
-        left_out: names of parameters that are not written, such as one whose value is the archive.
-    """
+    """A stage of parameters, optionally a Keras model, and few other data; ``left_out`` are not written."""
 
     left_out: tuple[str, ...] = ()
 

@@ -43,13 +43,7 @@ MODELS: OrderedDict[str, keras.Model | MappedModel] = OrderedDict()
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One input of the model.
-
-    Args:
-        shape: shape of one row's value; None for one extent that depends on the data.
-        dtype: numpy name of a number type, or `TEXT`.
-        name, decode, parts: see `Column`.
-    """
+    """One input of the model: a row's shape, None for one extent that the data decides, and a dtype or `TEXT`."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -77,10 +71,7 @@ class ModelsByKey(Protocol):
         """Return for each row why there is no model for its key; None if there is one."""
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
-        """Yield for each key in a batch the places of its rows, and a function that loads its weights into a model.
-
-        Every row has a model.
-        """
+        """Yield for each key in a batch the places of its rows, and a function that loads its weights into a model."""
 
 
 @dataclass(frozen=True)
@@ -228,11 +219,7 @@ def exact_column(column: OutputColumn, output: np.ndarray, worker: int | None) -
 
 
 def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
-    """Return one value for each row: the next of ``values`` if the row has no reason in ``why``, else null.
-
-    Args:
-        values: one for each row without a reason, or one value of the right type if there is no such row.
-    """
+    """Return one value for each row: the next of ``values`` if the row has no reason in ``why``, else null."""
     missing = np.array([text is not None for text in why])
     places = np.maximum(np.cumsum(~missing) - 1, 0)
     if not pa.types.is_struct(values.type):
@@ -244,10 +231,7 @@ def spread(values: pa.Array, why: Sequence[str | None]) -> pa.Array:
 
 
 def rebatched(batches: Iterable[pa.RecordBatch], size: int, most: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of a multiple of ``size`` rows, except for the last; copy only joined ones.
-
-    A batch has at most ``most`` rows, a multiple of ``size``; None for any number.
-    """
+    """Yield the same rows in batches of a multiple of ``size`` rows, at most ``most``, except for the last."""
     pending: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -431,12 +415,7 @@ _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class PublishedModels:
-    """The versions in a directory, for rows with a column that names their version. Travels to executors.
-
-    Args:
-        model: the key of the model of these versions.
-        columns: the name of the column with the version's name.
-    """
+    """The versions in a directory, for rows with a column that names their version. Travels to executors."""
 
     uri: str
     model: str

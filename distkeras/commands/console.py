@@ -58,13 +58,7 @@ def run_command(
     run: Callable[[argparse.Namespace], None],
     argv: Sequence[str] | None,
 ) -> int:
-    """Run a command, and return its exit status: 0; 2 for an error that has a name; 130 after Ctrl-C.
-
-    Args:
-        parser: makes its parser, which has the flags of `add_common_flags`.
-        run: does the work. A KeyboardInterrupt may have a text that says where it stopped.
-        argv: the words of the command line; None: those of this process.
-    """
+    """Run a command, and return its exit status: 0; 2 for an error that has a name; 130 after Ctrl-C."""
     from pyspark.errors import PySparkException
 
     debug = False

@@ -53,10 +53,7 @@ def saved_page(
 ) -> str:
     """Return a page with the present state of jobs, which needs no other file.
 
-    Args:
-        journals: the whole journal of each job, as `read_since` of `dashboard.watch` returns it.
-        names: the names of the jobs; empty if they have none.
-        outside: the job server's description of each job; empty without a job server.
+    ``outside`` is the job server's description of each job; empty without a job server.
     """
     data: dict[str, Any] = {
         "mode": "saved",

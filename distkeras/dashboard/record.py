@@ -80,12 +80,7 @@ class Buckets:
 
 
 class Histogram:
-    """Counts whole numbers from 0 on in at most 64 bins, whose width doubles when needed.
-
-    Attributes:
-        width: numbers in a bin.
-        counts: int64, one a bin.
-    """
+    """Counts whole numbers from 0 on in at most 64 bins, whose ``width`` doubles when needed."""
 
     def __init__(self) -> None:
         self.width = 1
@@ -121,9 +116,6 @@ class TimeSplitter:
 
     The column ``wait`` of a commit has the seconds for which its worker waited for the reply to the previous exchange.
     In a round, the server holds the reply until the round's last commit, which is in the log, too.
-
-    Args:
-        rounds: whether the rule has rounds.
     """
 
     def __init__(self, workers: int, *, rounds: bool) -> None:
@@ -279,12 +271,7 @@ class WorkerRows:
         return int(self._sums["samples"].sum()), int(self._sums["commits"].sum())
 
     def columns(self, workers: Iterable[int], seconds: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
-        """Return the rows of some workers, a list for each column, JSON-ready.
-
-        Args:
-            workers: their numbers.
-            seconds: converts timestamps to seconds on the page.
-        """
+        """Return the rows of some workers, a list for each column, JSON-ready; ``seconds`` converts timestamps."""
         chosen = np.fromiter(workers, np.int64)
         times = self._last[chosen]
         last = np.where(np.isnan(times), np.nan, seconds(np.nan_to_num(times)))
@@ -385,10 +372,6 @@ class JobRecord:
 
     It is not thread-safe. Time is kept in buckets, so the size has a bound for any number of commits. Time on the page
     begins with the first commit.
-
-    Args:
-        metrics: names of the metrics, loss first.
-        began: time at which the job began, in seconds since the epoch.
     """
 
     def __init__(self, facts: JobFacts, metrics: Sequence[str], began: float) -> None:
@@ -426,12 +409,7 @@ class JobRecord:
         return self._sums.last_commit
 
     def add_commits(self, commits: np.ndarray, steps: np.ndarray) -> None:
-        """Add the next rows of the commit log.
-
-        Args:
-            commits: rows of `commit_log.COMMIT`, which follow those of the last call.
-            steps: float64 ``(mini-batches, 2 + metrics)``: the history of their mini-batches, in the same order.
-        """
+        """Add the next rows of the commit log, and float64 ``(mini-batches, 2 + metrics)``, their history."""
         if not len(commits):
             return
         self._sums.commits += len(commits)

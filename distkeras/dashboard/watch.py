@@ -47,12 +47,7 @@ class JobWatch(Callback):
     """Reads the commits, events and evaluations of a job once a second, and writes its journal.
 
     This takes at most a hundredth of the time of one core of the driver: if it takes longer, it is done less often.
-
-    Args:
-        path: the path of the journal; None: it is in a temporary folder, which is deleted with this object.
-
-    Attributes:
-        changed: notified when the journal has new lines.
+    Without a path, the journal is in a temporary folder, which is deleted with this object.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -322,12 +317,7 @@ class Journal:
 
 
 def read_since(path: Path, last_id: str = "") -> list[Entry]:
-    """Return the lines of a journal after a known one, or all lines if that line is from another edition.
-
-    Args:
-        path: the path of the file; a missing file has no lines.
-        last_id: the id of the last known line.
-    """
+    """Return the lines of a journal after the one with ``last_id``, or all if that is of another edition."""
     try:
         with path.open("rb") as file:
             head = file.readline()

@@ -58,12 +58,9 @@ def is_absent(array: Any) -> bool:
 
 
 class Stack:
-    """Mini-batches of one size, contiguous in memory that a backend can take over without a copy.
+    """Mini-batches of one size, in contiguous `aligned` memory that a backend can take over without a copy.
 
-    Args:
-        x: for each input, an `aligned` array `(batches, n, *column.shape)`, which must not be written to.
-        y: for each target, an array of the same kind.
-        weight: sample weights `(batches, n, ...)`.
+    ``x`` and ``y`` have, for each input and target, an array `(batches, n, *column.shape)`, which is not written to.
     """
 
     __slots__ = ("tensors", "weight", "x", "y")
@@ -126,10 +123,7 @@ class Batch:
 
 
 def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArrays]:
-    """Yield the same rows in blocks of exactly ``rows``, except for the last.
-
-    The columns of a block are copies only if its pieces are not contiguous in memory.
-    """
+    """Yield the same rows in blocks of exactly ``rows``, except for the last; contiguous pieces are not copied."""
     pending: list[ColumnArrays] = []
     missing = rows
     for piece in pieces:
@@ -217,10 +211,7 @@ class DataSpec:
         return tuple({column: column for column in self.features + self.targets + weights}.values())
 
     def sides(self, arrays: ColumnArrays) -> tuple[ColumnArrays, ColumnArrays, Weight]:
-        """Return inputs, targets and sample weights as in `Batch`, from one array for each of `columns`.
-
-        The arrays may have further axes in front of that of the rows, all the same ones.
-        """
+        """Return inputs, targets and sample weights as in `Batch`, from one array for each of `columns`."""
         columns = self.columns
         by_column: dict[Column | None, np.ndarray] = dict(zip(columns, arrays, strict=True))
         by_column[None] = absent(arrays[0].shape[: arrays[0].ndim - len(columns[0].shape)])

@@ -35,7 +35,6 @@ class Parts:
     """The inputs or the outputs of a model, in the order in which Keras flattens them.
 
     Args:
-        what: "inputs" or "outputs".
         names: one for each part: its key in a dictionary, or else the name of its input layer or last layer.
         named: there are several in a dictionary, so that no order can be assumed.
     """
@@ -45,12 +44,7 @@ class Parts:
     named: bool
 
     def bound(self, columns: GivenColumns, argument: str) -> tuple[str, ...]:
-        """Return a column for each part, in the model's order.
-
-        Args:
-            columns: as the caller gave them.
-            argument: the name of the caller's argument.
-        """
+        """Return a column for each part, in the model's order."""
         placed = self._placed(names_of(columns, argument), argument)
         return tuple(name for name in placed if isinstance(name, str))  # `names_of` returns nothing else
 

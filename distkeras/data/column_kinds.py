@@ -152,9 +152,7 @@ def is_scalar(spark_type: DataType) -> bool:
 def common_type(columns: Mapping[str, DataType], *, whole: bool) -> str:
     """Return the smallest type that holds the numbers of all these columns; of integers next to fractions, double.
 
-    Args:
-        columns: by name, of one number a row each.
-        whole: the model wants integers, of which a double does not hold all that decimals do.
+    ``whole``: the model wants integers, of which a double does not hold all that decimals do.
     """
     kinds = [KINDS[spark_type.typeName()] for spark_type in columns.values()]
     common = next(one for one in _TOGETHER if all(one in kind.held_by for kind in kinds))

@@ -20,12 +20,7 @@ from distkeras.ps.validate import invalid
 
 
 class Part(NamedTuple):
-    """One of the columns of one number each that a column was assembled from.
-
-    Args:
-        name: of the column.
-        kind: Spark's name of its type, such as "float".
-    """
+    """One of the columns of one number each that a column was assembled from, with Spark's name of its type."""
 
     name: str
     kind: str

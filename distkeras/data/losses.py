@@ -46,10 +46,7 @@ class LossKind:
 
 
 def losses_of(model: keras.Model) -> list[Any]:
-    """Return the loss of each output as compiled: a name, a function, an object, or None.
-
-    Of several losses of one output, which Keras adds up, it is the first.
-    """
+    """Return the loss of each output as compiled: a name, a function, an object, or None; of several, the first."""
     loss, outputs = model.loss, list(model.outputs)
     if isinstance(loss, dict):
         return [loss.get(name) for name in outputs_of(model).names]
@@ -73,12 +70,9 @@ def loss_name(loss: Any) -> str:
 
 
 def kind_of(loss: Any, output: tuple[int | None, ...], *, sparse: bool | None = None) -> LossKind:
-    """Return the meaning of a loss.
+    """Return the meaning of a loss, as compiled, on an output whose rows have this shape.
 
-    Args:
-        loss: as compiled: a name, a function, an object or None.
-        output: the shape of one row's output.
-        sparse: whether labels have fewer axes than the output, by which Keras resolves "crossentropy"; None: unknown.
+    ``sparse``: labels have fewer axes than the output, by which Keras resolves "crossentropy"; None: unknown.
     """
     import keras
 

@@ -57,10 +57,7 @@ def fixed_shape(tensor: Any, what: str, column: str) -> tuple[int, ...]:
 class TargetColumns:
     """Makes the columns of labels and weights of a compiled model.
 
-    Args:
-        schema: of the data.
-        decode: the functions that make arrays of encoded columns, by column.
-        rows: the data, whose first row shows shapes that the model leaves open; None, or a stream: they stay unknown.
+    The first of ``rows`` shows shapes that the model leaves open; without them, and of a stream, they stay unknown.
     """
 
     def __init__(
@@ -393,9 +390,6 @@ def assembled(df: DataFrame, features: GivenColumns, dtypes: Sequence[str]) -> t
 
     Several columns for one input must hold one number each; they fill it together, in their order. Their type is one
     that holds every number of theirs as well as a single column would: integers stay integers.
-
-    Args:
-        dtypes: the numpy names of the inputs' dtypes.
     """
     names = names_of(features, "features_col")
     if len(dtypes) != 1 or len(names) == 1 or isinstance(names, Mapping):

@@ -140,13 +140,7 @@ GATHER_BYTES = 4 << 20
 
 
 class BatchRows(NamedTuple):
-    """The rows of one mini-batch, gathered on first use.
-
-    Args:
-        gather: the rows of several mini-batches, in their order.
-        rows: the place of this mini-batch's rows in ``gather``.
-        checksum: of all rows up to the end of the block or partition that the mini-batch is cut from.
-    """
+    """The rows of one mini-batch, gathered on first use: their place in ``gather``, and their checksum."""
 
     gather: Gather
     rows: slice
@@ -163,12 +157,7 @@ class BatchRows(NamedTuple):
 
 
 class Gather:
-    """Rows of several columns, gathered once, on first use.
-
-    Args:
-        spec: the columns, and how many rows a mini-batch has.
-        order: the numbers of the rows to gather, in the order of the result; None: all rows, without a copy.
-    """
+    """Rows of several columns in this order, gathered once, on first use; None: all rows, without a copy."""
 
     def __init__(self, spec: DataSpec, columns: ColumnArrays, order: np.ndarray | None = None) -> None:
         self.spec = spec
@@ -195,14 +184,9 @@ class Gather:
 
 
 class EpochOrder:
-    """Cuts rows into mini-batches, in the order of an epoch.
+    """Cuts rows into mini-batches, in the order of an epoch; without `DataSpec.shuffle`, the order of arrival.
 
-    Without `DataSpec.shuffle` that is always the order of arrival.
-
-    Args:
-        spec, worker: columns, batch size, seed and the worker's id, of which the order is a function.
-        window: mini-batches that the worker trains on at a time: as many are contiguous in memory, unless they take
-            more than `GATHER_BYTES`.
+    As many mini-batches as a ``window`` are contiguous in memory, unless they take more than `GATHER_BYTES`.
     """
 
     def __init__(self, spec: DataSpec, worker: int, window: int) -> None:
@@ -217,14 +201,7 @@ class EpochOrder:
         )
 
     def cut(self, columns: ColumnArrays, checksum: int, epoch: int, block: int | None = None) -> Iterator[BatchRows]:
-        """Cut all rows of ``columns`` into mini-batches, of which the last may be shorter.
-
-        Args:
-            columns: one array per column.
-            checksum: the checksum of all mini-batches.
-            epoch: pass over the data.
-            block: number of the block that ``columns`` is, or None for all rows of the partition.
-        """
+        """Cut all rows of ``columns`` into mini-batches, of which the last may be shorter."""
         size, rows = self._spec.batch_size, len(columns[0])
         if not self._spec.shuffle:
             gather = Gather(self._spec, columns)
@@ -240,11 +217,7 @@ class EpochOrder:
 
 
 def row_order(spec: DataSpec, worker: int, epoch: int, rows: int, block: int | None = None) -> np.ndarray:
-    """Return the numbers of the rows in the order of an epoch, int64 ``(rows,)``.
-
-    Args:
-        block: number of the block of these rows, or None for all rows of the partition.
-    """
+    """Return the numbers of the rows in the order of an epoch, int64 ``(rows,)``."""
     if not spec.shuffle:
         return np.arange(rows)
     key = (spec.seed, worker, epoch) if block is None else (spec.seed, worker, epoch, block)

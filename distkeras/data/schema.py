@@ -168,13 +168,7 @@ def map_in_arrow(
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """A column of numbers, as expressions of the JVM, in which null stays null.
-
-    Args:
-        name: of the column.
-        kind: of its numbers.
-        depth: axes of one row's value; 0 for a number, 1 for a vector.
-    """
+    """A column of numbers, as expressions of the JVM, in which null stays null; ``depth`` 0: a number, 1: a vector."""
 
     name: str
     kind: ColumnKind
@@ -248,10 +242,6 @@ def ready_columns(fields: Sequence[StructField], spec: DataSpec) -> list[SparkCo
     integers, which float32 may round; decimals become doubles, unless the model expects integers; nulls stay null. A
     column used twice, as by an autoencoder, is selected once. The JVM evaluates all expressions, so they work under
     Spark Connect as well.
-
-    Args:
-        fields: the fields of any DataFrame.
-        spec: the columns, in the order of the result.
     """
     from pyspark.sql import functions as F
 
@@ -364,9 +354,7 @@ def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
 def weighted(df: DataFrame, label: str, class_weight: Mapping[int, float], weight: str | None) -> DataFrame:
     """Return ``df`` with the column `CLASS_WEIGHT`: the weight of each row's class (1 if the class has none).
 
-    Args:
-        label: class numbers of any type, or one-hot arrays or ML vectors, whose largest element is the class.
-        weight: column of sample weights, by which the class weights are multiplied, or None.
+    A ``label`` is a class number, or a one-hot array or vector; a column ``weight`` multiplies the weights.
     """
     from pyspark.sql import functions as F
 
@@ -391,8 +379,7 @@ def _class_number(df: DataFrame, label: str) -> SparkColumn:
 def balanced(df: DataFrame, label: str) -> dict[int, float]:
     """Return the weights with which each class of the rows has the same weight: rows / (classes * rows of the class).
 
-    Args:
-        label: as in `weighted`. Rows whose label is null are not counted; training refuses them.
+    Rows whose label is null are not counted; training refuses them.
     """
     from pyspark.sql import functions as F
 

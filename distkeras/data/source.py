@@ -81,16 +81,9 @@ class Spool:
         return self._files is not None
 
     def append(self, arrays: ColumnArrays) -> ColumnArrays:
-        """Copy rows to the end.
+        """Copy rows to the end; return views of them if they are in memory, so that `arrays` can be freed.
 
-        Args:
-            arrays: for each column, an array `(n, *column.shape)` of its dtype.
-
-        Returns:
-            Views of the stored rows if they are in memory, so that `arrays` can be freed; else `arrays`.
-
-        Raises:
-            OSError: the disk is full, or the directory cannot be written.
+        An OSError says that the disk is full, or the directory cannot be written.
         """
         total = self.rows + len(arrays[0])
         if self._files is None and total > self._memory_rows:
@@ -208,13 +201,7 @@ class Prefetcher(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """Return the next item.
-
-        Raises:
-            JobStoppedError: `close` was called, before the end of the data.
-            DeadlineError: no item came in time.
-            LocalProtocolError: `start` was not called.
-        """
+        """Return the next item; JobStoppedError after `close`, before the end; DeadlineError if none came in time."""
         if not self._taken:
             if self._thread.ident is None:
                 raise LocalProtocolError("items must be read after `start`. Received: a thread that does not run")
@@ -351,12 +338,7 @@ class BatchSource:
         )
 
     def rewind(self, start: tuple[int, int], checksum: int | None = None) -> None:
-        """Continue from the batch at ``start``, before or after the current one, as if the source were new.
-
-        Raises:
-            ConfigurationError: the rows of a single epoch were not retained (`DataSpec.rewindable`).
-            DeadlineError: the thread is still waiting for rows from Spark after a minute.
-        """
+        """Continue from the batch at ``start``, before or after the current one, as if the source were new."""
         if self._spool is None:
             raise ConfigurationError("`rewind` needs the rows kept. Received: one epoch, rewindable=False")
         self._prefetcher.close(_CLOSE_SECONDS)
@@ -399,11 +381,7 @@ class BatchSource:
         self.close()
 
     def close(self) -> None:
-        """End the thread and discard the spool. Thread-safe and idempotent.
-
-        Raises:
-            DeadlineError: the thread is still waiting for rows from Spark after a minute.
-        """
+        """End the thread and discard the spool. Thread-safe and idempotent."""
         self._prefetcher.close(_CLOSE_SECONDS)
         if self._spool is not None:
             self._spool.close()
@@ -494,13 +472,7 @@ class BatchSource:
 
 
 def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step: int, first_row: int) -> ColumnArrays:
-    """Return the columns of ``spec`` as arrays, after a check that they can be trained on.
-
-    Args:
-        record: rows with the columns of ``spec``.
-        spec: the columns, and the requirements on their values.
-        worker, step, first_row: the position of the rows, for error texts; see `to_numpy`.
-    """
+    """Return the columns of ``spec`` as arrays, after a check that they can be trained on."""
     arrays = []
     for column in spec.columns:
         if record.schema.get_field_index(column.name) < 0:
@@ -518,9 +490,7 @@ def collect(df: DataFrame, spec: DataSpec, most: int) -> Batch:
     """Return rows of a DataFrame on the driver as one mini-batch, checked as workers check them.
 
     Of more than ``most`` rows it has that many, effectively a random sample: it depends only on the values of the rows
-    and on ``spec.seed``.
-
-    ``spec`` must have one epoch, without shuffling.
+    and on ``spec.seed``. ``spec`` must have one epoch, without shuffling.
     """
     from pyspark.errors import PySparkException
 

@@ -22,12 +22,7 @@ REASON = "reason"
 
 
 def reasons(rows: int, convert: Callable[[int, int], Any]) -> list[str | None]:
-    """Return for each of ``rows`` rows the error that its conversion raises; None for a row that can be used.
-
-    Args:
-        convert: converts the rows in ``[start, stop)``. It raises BadValueError or ShapeError if one of them cannot be
-            used.
-    """
+    """Return for each row the error that converting ``[start, stop)`` raises; None for a row that can be used."""
     texts: list[str | None] = [None] * rows
     pending = [(0, rows)] if rows else []
     while pending:

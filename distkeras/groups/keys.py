@@ -31,11 +31,7 @@ def key_names(by: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def key_fields(schema: StructType, names: Sequence[str], reserved: Sequence[str]) -> list[StructField]:
-    """Return the columns of a key, each of which may be null.
-
-    Args:
-        reserved: names of the result's other columns.
-    """
+    """Return the columns of a key, each of which may be null; ``reserved`` names the result's other columns."""
     from pyspark.sql.types import StructField
 
     fields = [field_of(schema.fields, name) for name in names]
@@ -90,11 +86,7 @@ def key_as_text(names: Sequence[str], columns: Sequence[Column] | None = None) -
 
 
 def key_row(session: SparkSession, fields: Sequence[StructField], key: Any) -> DataFrame:
-    """Return one row with the columns of a key.
-
-    Args:
-        key: the value of the only column; or a mapping, or a `Row` of Spark, that has a value for each column.
-    """
+    """Return one row with the columns of a key: a value, or a mapping or `Row` that has one for each column."""
     from pyspark.errors import PySparkException
     from pyspark.sql import Row
     from pyspark.sql.types import StructType

@@ -44,18 +44,8 @@ class ReplicaOfGroups:
         """Train on the rows of one group, as a single machine would.
 
         Epoch ``e`` has the rows in the order ``numpy.random.default_rng((seed, 0, e)).permutation(rows)``, or in the
-        order of arrival if `DataSpec.shuffle` is off.
-
-        Args:
-            columns: an array for each of ``spec.columns``, with all rows of the group.
-
-        Returns:
-            The trained replica, which the next call changes, and float64 ``(1 + metrics,)``: loss and metrics, means
-            over the rows of the last epoch.
-
-        Raises:
-            NonFiniteError: a loss is NaN or infinite.
-            ConfigurationError: loss and metrics do not fit the data.
+        order of arrival if `DataSpec.shuffle` is off. Return the trained replica, which the next call changes, and
+        float64 ``(1 + metrics,)``: loss and metrics, means over the rows of the last epoch.
         """
         order = EpochOrder(spec, 0, CALL_STEPS_MAX)
         replica: KerasReplica | None = None
@@ -184,11 +174,7 @@ class CommonSteps(NamedTuple):
 
 
 class GroupsSideBySide:
-    """A stack of models that is trained on several groups at once, each time from the model's initial state.
-
-    Args:
-        count: the most groups at once.
-    """
+    """A stack of models that is trained on up to ``count`` groups at once, each time from the model's initial state."""
 
     def __init__(self, recipe: Recipe, model_file: bytes, spec: DataSpec, count: int) -> None:
         if recipe.backend != "tensorflow":
@@ -209,12 +195,8 @@ class GroupsSideBySide:
     def train(self, groups: Sequence[ColumnArrays]) -> list[tuple[bytes, np.ndarray] | NonFiniteError]:
         """Train on the rows of some groups, each as `ReplicaOfGroups.train` does up to rounding.
 
-        Args:
-            groups: at most as many as there are models; for each one an array for each of ``spec.columns``.
-
-        Returns:
-            For each group the weights of its model, as `packed_weights` makes them, and float64 ``(1 + metrics,)``:
-            loss and metrics, means over the rows of the last epoch; or an error if one of its losses is not finite.
+        Return for each group the weights of its model, as `packed_weights` makes them, and its loss and metrics; or an
+        error if one of its losses is not finite.
         """
         counts = np.array([len(columns[0]) for columns in groups])
         columns = tuple(map(np.concatenate, zip(*groups, strict=True)))
@@ -271,14 +253,10 @@ class GroupsSideBySide:
 
 
 def common_steps(counts: Sequence[int], batch_size: int) -> Iterator[CommonSteps]:
-    """Cut an epoch of several groups: each group takes its own mini-batches in order, exactly once.
+    """Cut an epoch of groups with ``counts`` rows: each group takes its own mini-batches in order, exactly once.
 
     Mini-batches are not padded: full ones come first, as long as a group has any; then the last, shorter ones, grouped
     by size.
-
-    Args:
-        counts: rows of each group.
-        batch_size: rows of a full mini-batch.
     """
     rows = np.asarray(counts)
     whole, rest = rows // batch_size, rows % batch_size

@@ -34,11 +34,7 @@ GROUP, REASON = "__distkeras_group", "__distkeras_no_model"
 
 
 class WeightsById:
-    """Looks up weights by the names of the groups' rows, and caches the most recently used ones.
-
-    Raises:
-        SnapshotError: a file is missing or damaged.
-    """
+    """Looks up weights by the names of the groups' rows, and caches the most recently used ones."""
 
     def __init__(self, stored: StoredGroups) -> None:
         self._stored = stored
@@ -126,11 +122,7 @@ def _by_key(stored: StoredGroups) -> dict[tuple[Any, ...], tuple[str, str | None
 
 @dataclass(frozen=True)
 class JoinedGroups:
-    """The models of groups, for the rows of record batches whose groups Spark has looked up. Travels to executors.
-
-    Args:
-        columns: names of the columns `GROUP` and `REASON` in the batches.
-    """
+    """The models of groups, for record batches with the columns `GROUP` and `REASON`. Travels to executors."""
 
     stored: StoredGroups
     columns: tuple[str, ...] = (GROUP, REASON)
@@ -172,11 +164,7 @@ def joined(df: DataFrame, stored: StoredGroups) -> DataFrame:
 
 @dataclass(frozen=True)
 class GroupModels:
-    """The models of groups, for the arguments of a function of SQL, where Spark cannot look up the groups.
-
-    Args:
-        columns: names of the columns of a key in the batches.
-    """
+    """The models of groups, for the arguments of a function of SQL, where Spark cannot look up the groups."""
 
     stored: StoredGroups
     columns: tuple[str, ...]

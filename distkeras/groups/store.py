@@ -128,10 +128,8 @@ class StoredGroups:
     """The location of trained groups; it is sent to executors.
 
     Args:
-        uri: of the folder.
         keys: the columns of a key, as the JSON of a `StructType`.
         files: the paths of the files below ``uri``.
-        count: the number of groups.
     """
 
     uri: str
@@ -154,11 +152,7 @@ class StoredGroups:
     def read(self, session: SparkSession, *, large: bool = False) -> DataFrame:
         """Return the table; a job that reads a damaged row or weight fails with the text of a SnapshotError.
 
-        Args:
-            large: return the groups that are not trained yet instead.
-
-        Raises:
-            SnapshotError: a file is missing, or is not one of Spark's.
+        ``large``: return the groups that are not trained yet instead.
         """
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
@@ -312,11 +306,7 @@ def load_model_file(uri: str, manifest: Manifest) -> bytes:
 
 
 class GroupFolder:
-    """The folder of a job, which this run owns until a later run claims it.
-
-    Args:
-        uri: of the folder, which is created if it does not exist.
-    """
+    """The folder of a job, which this run owns until a later run claims it; created if it does not exist."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -336,16 +326,8 @@ class GroupFolder:
     def begin(self, manifest: Manifest, model_file: bytes, *, resume: bool) -> tuple[Manifest, StoredGroups]:
         """Claim the folder, which must be empty, or hold the same job if it is to be resumed.
 
-        A folder in which an earlier run died before it had written its manifest counts as empty.
-
-        Returns:
-            The manifest of the folder, and the groups that earlier runs have finished.
-
-        Raises:
-            ConfigurationError: there are files already.
-            DifferentJobError: the folder holds another job.
-            OwnershipLostError: a later run has claimed the folder in the meantime.
-            SnapshotError: it cannot be written to, or is damaged.
+        A folder in which an earlier run died before it had written its manifest counts as empty. Return the manifest of
+        the folder, and the groups that earlier runs have finished.
         """
         files = folder(self.uri)
         saved = Manifest.load(self.uri)
@@ -388,11 +370,7 @@ class GroupFolder:
         return [(info.path[len(root) + 1 :], info.size) for info in infos if info.type == fs.FileType.File]
 
     def finish(self, manifest: Manifest, files: Sequence[str], count: int) -> StoredGroups:
-        """Record the valid files in the manifest, and return them.
-
-        Raises:
-            OwnershipLostError: a later run has claimed the folder, and continues the job.
-        """
+        """Record the valid files in the manifest, and return them; OwnershipLostError if a later run has the job."""
         self._ownership.require(self._names())
         replace(manifest, files=tuple(files), count=count).save(folder(self.uri))
         return StoredGroups(self.uri, manifest.keys, tuple(files), count)

@@ -229,11 +229,7 @@ class KeywordParams(Params):
         return super()._set(**{name: unwrapped(value) for name, value in values.items()})
 
     def getOrDefault(self, param: Any) -> Any:
-        """Return a parameter's value, or its default.
-
-        Args:
-            param: the parameter, Spark's name of it, or the constructor's keyword.
-        """
+        """Return the value, or the default, of a parameter, of Spark's name of it, or of the keyword."""
         return unwrapped(super().getOrDefault(param))
 
     def extractParamMap(self, extra: Any = None) -> Any:

@@ -199,13 +199,7 @@ _PATTERN = re.compile(r"[*?\[{\\]")
 
 
 def hadoop_path(spark: SparkSession, place: str, argument: str) -> str:
-    """Return the path for Hadoop of a folder that Arrow opens too, so that both have the same one.
-
-    Args:
-        spark: a classic session.
-        place: an absolute path, or a URI.
-        argument: the name of the caller's argument.
-    """
+    """Return the path for Hadoop of a folder, an absolute path or a URI that Arrow opens too."""
     try:
         parts = urlsplit(place) if is_uri(place) else None
         path = place if parts is None else unquote_to_bytes(parts.path).decode()
@@ -269,11 +263,7 @@ _RETRY_SECONDS = 1.0
 
 
 class SparkAction:
-    """A Spark action in a separate thread, which starts at once.
-
-    Args:
-        on_end: called in the thread after the action has succeeded or failed.
-    """
+    """A Spark action in a separate thread, which starts at once, and calls ``on_end`` after success or failure."""
 
     def __init__(
         self,

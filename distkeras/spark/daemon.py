@@ -28,10 +28,7 @@ _NOT_NEEDED = "matplotlib"
 def import_keras(*, on_driver: bool = False) -> None:
     """Import Keras with its backend, which `archive.ensure_backend` has chosen, in two thirds of the usual time.
 
-    A process that has imported them is not changed.
-
-    Args:
-        on_driver: the user may draw plots, and has objects that the garbage collector must not freeze.
+    A driver's user may draw plots, and has objects that the garbage collector must not freeze.
     """
     if "keras" in sys.modules:
         return

@@ -96,12 +96,7 @@ class CutStreamError(OSError):
 class RecordStream:
     """Yields the record batches that Spark sends; raises `CutStreamError` if the stream was cut.
 
-    Args:
-        records: the argument of the function for ``mapInArrow``.
-        connection: the connection that they are read from, from `connection_to_spark`.
-
-    Attributes:
-        broken: reading has failed. Spark knows why, and the error is not reported to the parameter server.
+    After a failure it is ``broken``: Spark knows why, and the error is not reported to the parameter server.
     """
 
     def __init__(self, records: Iterator[pa.RecordBatch], connection: BinaryIO) -> None:

@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BoundData:
-    """A DataFrame, and what a model reads of it.
-
-    Args:
-        df: the user's rows, with a column for each input; a stream stays as it is until a micro-batch comes.
-        spec: columns, mini-batches, epochs; with the weights of classes, if there are any.
-        settings: how the user's columns are read.
-    """
+    """A DataFrame, and what a model reads of it; a stream stays as it is until a micro-batch comes."""
 
     df: DataFrame
     spec: DataSpec
@@ -39,12 +33,7 @@ class BoundData:
 
     @classmethod
     def of(cls, df: DataFrame, model: keras.Model, settings: TrainSettings, keras_settings: Settings) -> BoundData:
-        """Bind the rows that a job trains on.
-
-        Args:
-            model: compiled.
-            keras_settings: those of ``keras.config`` with which the workers compute.
-        """
+        """Bind the rows that a job trains on to a compiled model."""
         df, spec = columns_of(df, model, settings, keras_settings)
         if not df.isStreaming:
             require_class_numbers(df, spec)
@@ -109,11 +98,7 @@ def _class_weights(df: DataFrame, spec: DataSpec, settings: TrainSettings) -> di
 def columns_of(
     df: DataFrame, model: keras.Model, settings: TrainSettings, keras_settings: Settings
 ) -> tuple[DataFrame, DataSpec]:
-    """Return ``df`` with a column for each input of a compiled model, and the columns that the model reads of it.
-
-    Args:
-        keras_settings: those of ``keras.config`` under which it is read.
-    """
+    """Return ``df`` with a column for each input of a compiled model, and the columns that the model reads of it."""
     df, features = assembled(df, settings.features_col, [str(tensor.dtype) for tensor in model.inputs or ()])
     with applied(keras_settings):
         return df, data_spec(model, df.schema, rows=df, **settings.data_arguments | {"features": features})

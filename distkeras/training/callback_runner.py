@@ -87,18 +87,13 @@ def fail_callbacks(callbacks: Sequence[Callback], error: BaseException) -> None:
 
 
 class CallbackRunner:
-    """Runs the callbacks of one job.
+    """Runs the callbacks of one job, whose `Callback.on_begin` has been called; `changed` guards `status` and `over`.
 
     Args:
-        callbacks: `Callback.on_begin` of each has been called.
-        build_replica: makes a copy of the model for a callback that needs one.
         on_stop, on_error: are called, from any thread, with the reason why a callback ends the job early, and with the
             error that one raised.
         scope: wraps a thread's function; called in the thread that makes this object.
         micro_batch: returns the latest micro-batch of a stream.
-
-    Attributes:
-        changed: guards `status` and `over`, and is notified when one changes.
     """
 
     def __init__(

@@ -30,9 +30,6 @@ class CenterCopy:
     """Fetches the center of one job, and loads it into models.
 
     Of a table that the driver does not hold, it fetches the rows that validation rows touch.
-
-    Args:
-        plan: of the job.
     """
 
     def __init__(self, plan: JobPlan) -> None:

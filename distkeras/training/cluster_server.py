@@ -42,12 +42,7 @@ _R = TypeVar("_R")
 
 
 class ClusterServer:
-    """A server in the cluster, which runs while this context is entered.
-
-    Args:
-        df: the job's data, one partition a worker; its session runs the server.
-        events: receives the server's log when the server ends.
-    """
+    """A server in the cluster, which runs while this context is entered; its log goes to ``events`` when it ends."""
 
     def __init__(self, df: DataFrame, task: ServerTask, events: Events) -> None:
         settings, certificate = task.request.settings, task.request.certificate

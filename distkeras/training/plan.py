@@ -43,14 +43,11 @@ class JobPlan:
     """A job that has not begun.
 
     Args:
-        data: the rows, and the columns that the model reads of them.
         training, server, worker: the settings of data and driver, of the server, of the workers.
-        model_file, recipe: the model, and how to compile it.
         replica: the model, compiled like the workers'; with the tables that travel by rows at the end of its vector.
         cut: those tables, and the model without them.
         callbacks: those of the trainer and of the call.
         resume: continue the job in the server's checkpoint.
-        facts: of Spark's session.
         micro_batch: the number of the stream's micro-batch in ``data``; -1: its rows are not a stream's.
     """
 
@@ -123,11 +120,7 @@ class JobPlan:
 
 
 class Publication:
-    """The state from which a job begins, as it is when this object is made.
-
-    Args:
-        plan: of the job.
-    """
+    """The state from which a job begins, as it is when this object is made."""
 
     def __init__(self, plan: JobPlan) -> None:
         replica, whole = plan.replica, plan.cut.whole

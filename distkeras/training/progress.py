@@ -22,11 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class StallDetector:
-    """Finds stalled workers in the server's tables of workers.
-
-    Args:
-        after: seconds without a commit after which a worker is stalled.
-    """
+    """Finds workers without a commit for ``after`` seconds in the server's tables of workers."""
 
     def __init__(self, after: float, events: Events) -> None:
         self.after = after
@@ -87,9 +83,7 @@ class Progress:
 
     Args:
         shown: show a bar: True, False, or None: on a terminal and in a notebook.
-        every: seconds from one line of the log to the next; None: no lines.
         below: show the bar on the second line, because Spark shows its own on the first.
-        clock: a monotonic clock, in seconds.
     """
 
     def __init__(

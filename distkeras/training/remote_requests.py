@@ -183,9 +183,7 @@ def search(session: SparkSession, task: Search, tasks: int) -> SparkAction:
 class RemoteClient(DriverClient):
     """The driver's connection, in which Spark jobs carry the requests.
 
-    Args:
-        deadlines: of every wait; that for a free slot is ``reply``.
-        meanwhile: called every second while a request is in progress; its error ends the request.
+    A wait for a free slot may take `Deadlines.reply`. An error of ``meanwhile``, which is called every second, ends it.
     """
 
     def __init__(
@@ -203,12 +201,7 @@ class RemoteClient(DriverClient):
         self._action: SparkAction | None = None
 
     def exchange(self, message: Message, timeout: float) -> Message:
-        """Send ``message`` and return the answer, also a `Fault`.
-
-        Raises:
-            ServerLostError: the server cannot be reached, or the task failed.
-            DeadlineError: no slot was free in time.
-        """
+        """Send ``message`` and return the answer, also a `Fault`; DeadlineError if no slot was free in time."""
         return self._exchange([message], timeout)[0]
 
     def read_blocks(self, messages: Iterable[InspectRows], nbytes: int) -> Iterator[tuple[InspectRows, TableRows]]:

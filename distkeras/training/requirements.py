@@ -28,11 +28,7 @@ _FRAME_ROOM = 1 << 20
 
 
 def require_fit(replica: KerasReplica, batch: Batch, received: Sequence[object]) -> None:
-    """Try the model, its loss and its metrics on a mini-batch of the data's shapes and dtypes.
-
-    Args:
-        received: the data, as the error names them.
-    """
+    """Try the model, its loss and its metrics on a mini-batch of the data's shapes and dtypes."""
     try:
         replica.prepare(batch)
     except DistkerasError:
@@ -122,11 +118,7 @@ def require_slots(
 ) -> None:
     """Check that Spark can run all workers at once if the rule or the bound needs it, as far as that is known.
 
-    Args:
-        facts: of Spark's session.
-        known: how many tasks Spark runs at once; None if that is unknown.
-        resources: the `ResourceProfile` of the workers' tasks, or None.
-        apart: the server takes a slot of its own.
+    ``known`` is how many tasks Spark runs at once, or None; ``apart``: the server takes a slot of its own.
     """
     if resources is not None:
         _require_known(resources, facts)

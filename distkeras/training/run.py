@@ -101,16 +101,6 @@ class SparkJob:
 
     The Spark action runs in one thread, another one waits for the server's status, and each callback has its own. They
     send signals to the thread in `run`, which makes all decisions.
-
-    Args:
-        center: fetches the center for callbacks.
-        stalls: finds silent workers; None: they are not reported.
-        events: receives the event of a callback that ends the job early.
-        on_status: receives each new status of the server, in addition to the callbacks of ``plan``.
-
-    Attributes:
-        stopped: why a callback ended the job early; None: none did.
-        callbacks: runs the callbacks.
     """
 
     def __init__(
@@ -142,14 +132,7 @@ class SparkJob:
         self._over = threading.Event()
 
     def run(self) -> list[Row]:
-        """Train, and return the tasks' summaries, one row each.
-
-        Raises:
-            DistkerasError: a worker reported an error, the server is lost, or Spark gave up.
-            DeadlineError: a callback does not return.
-            Exception: a callback raised it.
-            KeyboardInterrupt: it is raised after the Spark job is cancelled.
-        """
+        """Train, and return the tasks' summaries, one row each; the error of a callback is raised here."""
         try:
             self.callbacks.begin(lambda: self._server.ask(lambda driver: driver.observe(-1, 0.0)))
         except BaseException:
@@ -289,12 +272,7 @@ def early_server(settings: TrainSettings) -> Iterator[Child | None]:
 
 
 def run_job(job: PreparedJob, outcome: JobOutcome, ahead: Child | None, began: float) -> None:
-    """Train, and fill ``outcome``, also if the job fails.
-
-    Args:
-        outcome: is filled as results become known.
-        began: when the call of `Trainer.train` began, in seconds of the monotonic clock.
-    """
+    """Train, and fill ``outcome`` as results become known, also if the job fails; ``began``: by the monotonic clock."""
     plan, events = job.plan, outcome.events
     settings = plan.training
     opened: AbstractContextManager[ServerHandle] = _server_process(job, events, ahead)
@@ -341,11 +319,7 @@ def run_job(job: PreparedJob, outcome: JobOutcome, ahead: Child | None, began: f
 
 
 def interruption(outcome: JobOutcome, checkpoint: Checkpoint | None, kept: str) -> str:
-    """Return one sentence or two about a job that Ctrl-C has ended: how far it came, and where its weights are.
-
-    Args:
-        kept: where the weights are if there is no ``checkpoint``.
-    """
+    """Return what is known of a job that Ctrl-C has ended: how far it came, and where its weights are."""
     ledger = None if outcome.records is None else outcome.records.ledger()
     done = "before the first commit"
     if ledger is not None and ledger.num_rows:

@@ -538,16 +538,7 @@ def _to_publish(job: PreparedJob) -> bytes:
 
 
 class Publisher:
-    """Publishes versions of one stream.
-
-    Args:
-        versions: where and how often to publish.
-
-    Raises:
-        DifferentJobError: the directory has versions of another model.
-        ConfigurationError: nothing opens the URI, or Keras cannot save the compiled model.
-        SnapshotError: the directory cannot be read or written.
-    """
+    """Publishes versions of one stream."""
 
     def __init__(self, versions: Versions, job: PreparedJob) -> None:
         self._versions = versions
@@ -563,24 +554,14 @@ class Publisher:
         self._ended = stream, number
 
     def begin(self, stream: str, number: int) -> None:
-        """Record that a micro-batch begins.
-
-        Raises:
-            DifferentJobError: the directory has versions of another stream, or of later micro-batches.
-            SnapshotError: it cannot be read.
-        """
+        """Record that a micro-batch begins; DifferentJobError if the directory has versions of others."""
         self._ended = None
         if not self._begun:
             self._folder.require_stream(stream, number)
             self._begun = True
 
     def end(self, stream: str, number: int, fetch_center: Callable[[], CenterWeights]) -> None:
-        """Publish the center at the end of a micro-batch, if it is due, and delete old versions.
-
-        Raises:
-            DifferentJobError: the version exists with other weights, or is another stream's.
-            SnapshotError: it cannot be written.
-        """
+        """Publish the center at the end of a micro-batch, if it is due, and delete old versions."""
         self._ended = stream, number
         if number % self._versions.every == 0:
             self.end_stream(fetch_center())

@@ -76,11 +76,6 @@ def require_same_halves(point: ResumePoint | None, query: QueryState, uri: str) 
     """Raise DifferentJobError if the snapshots are of another stream, or have rows that Spark would send again.
 
     That they have all rows which Spark has recorded as done is required of every server that is started: see `missing`.
-
-    Args:
-        point: the snapshot that the server has restored; None: there is none.
-        query: what Spark has recorded.
-        uri: the stream's checkpoint, for the error.
     """
     begun = NO_MICRO_BATCH if point is None else point.micro_batch
     if point is not None and begun != NO_MICRO_BATCH and query.stream != point.stream:

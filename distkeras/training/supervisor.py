@@ -144,13 +144,7 @@ class Supervisor:
         self._process.kill()
 
     def ask(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return the result of ``call`` with the driver's connection, repeated over a new one, and after a restart.
-
-        Raises:
-            ServerLostError: the server is dead and cannot be restarted.
-            DistkerasError: the server's answer; or the first failure, if the server runs, cannot be reached and has no
-                checkpoint.
-        """
+        """Return the result of ``call`` with the driver's connection, repeated over a new one, and after a restart."""
         while True:
             try:
                 return self._call_reconnecting(call)

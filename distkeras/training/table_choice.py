@@ -27,15 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TableChoice:
-    """Chooses the tables of a job that travel by rows.
-
-    Args:
-        training, server, worker: the job's options.
-        recipe: of the model.
-        shapes: of a row's value for each input of the model.
-        stream: the rows are those of a stream.
-        resumed: the checkpoint of the job that this one resumes; None: it starts fresh.
-    """
+    """Chooses the tables of a job that travel by rows, by its options, its model and the job that it resumes."""
 
     training: TrainSettings
     server: ServerSettings
@@ -46,11 +38,9 @@ class TableChoice:
     resumed: str | None
 
     def cut(self, model: keras.Model, build: Callable[[], keras.Model]) -> CutModel:
-        """Return the model's tables that travel by rows, and for each other table the reason why it stays dense.
+        """Return the tables of ``model`` that travel by rows, and the reason why each other one stays dense.
 
-        Args:
-            model: as the recipe builds it.
-            build: returns such a model with the state of its optimizer.
+        The recipe builds ``model``, and ``build`` returns one with the state of its optimizer.
         """
         chosen: str | Sequence[str] | None = self.training.tables
         wide, names = has_rows_at_server(model), embedding_names(model)

@@ -343,13 +343,7 @@ def member_loop(
     epochs: int,
     moving_statistics: int,
 ) -> Loop:
-    """Return the loop of a worker that exchanges with others after each step; it begins once all of them are ready.
-
-    Args:
-        batches: those of ``source`` from the partition's position on, which is in ``welcome``.
-        epochs: of the job.
-        moving_statistics: elements of them.
-    """
+    """Return the loop of a worker that exchanges with others after each step; it begins once all of them are ready."""
     rule = settings.rule
     assert isinstance(rule, Daso), rule
     source.read_to_end()  # all members must know how many steps an epoch has
@@ -388,10 +382,7 @@ def member_loop(
 def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int, stream: bool, worker: int) -> None:
     """Check that the rows of a partition that has ended are those that were trained on.
 
-    Args:
-        welcome: has the partition's position.
-        rows, checksum: of the rows that this attempt has read.
-        stream: the rows are a stream's micro-batch, for which the server knows whether the partition had rows.
+    The server knows whether the partition of a stream's micro-batch had rows.
     """
     whole, was_empty = welcome.epoch >= epochs, stream and welcome.checksum == -1
     if (whole and welcome.checksum not in (-1, checksum)) or (was_empty and rows):

@@ -25,12 +25,8 @@ def split(
 ) -> tuple[DataFrame, DataFrame | None]:
     """Return the rows to train on, and those to validate on, if any.
 
-    Args:
-        columns: the columns by whose values a row is chosen.
-        indicator: boolean column that is true for rows to validate on.
-        share: share of the rows to validate on, where there is no ``indicator``. They are chosen by a hash of their
-            values, so that they are the same rows again whenever Spark computes them.
-        seed: enters the hash.
+    They are those in which the boolean column ``indicator`` is true, or a ``share``, chosen by a hash of their values
+    in ``columns``: the same rows whenever Spark computes them.
     """
     from pyspark.sql import functions as F
 

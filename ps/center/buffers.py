@@ -16,10 +16,7 @@ from distkeras.ps.rules.base import BLOCK, Chunk, Vector
 
 
 class Buffer:
-    """A vector with a reference count; it returns to its pool when the last owner drops it.
-
-    An owner that never drops it prevents its reuse, which wastes memory but is safe.
-    """
+    """A vector with a reference count; the last owner's `drop` returns it to its pool, and it is reused."""
 
     __slots__ = ("_owners", "_pool", "array")
 
@@ -43,11 +40,7 @@ class Buffer:
 
 
 class Pool:
-    """Vectors of one size and dtype.
-
-    Args:
-        dtype: of each; float32 on a server.
-    """
+    """Vectors of one size and dtype, float32 on a server."""
 
     def __init__(self, size: int, dtype: np.dtype | type = np.float32) -> None:
         self.size = size
@@ -71,11 +64,7 @@ class Pool:
 
 
 class ViewAhead:
-    """At most one version that was computed with a commit, ahead of the reply that sends it.
-
-    It is stale once the center changes again: by another commit, which advances the clock, or by a change for which
-    the caller calls `forget`.
-    """
+    """At most one version that was computed with a commit, ahead of its reply; stale once the center changes."""
 
     def __init__(self) -> None:
         self._made_for: tuple[int, int] | None = None
@@ -123,10 +112,7 @@ class Chunks:
     ) -> Iterator[Chunk]:
         """Yield one `Chunk` object repeatedly, each time with the next part of the vectors.
 
-        Args:
-            out, center, payload, model, worker: see `Chunk`.
-            sent: see `Chunk`; None: the center.
-            block: elements of one chunk, at most `BLOCK`; None: the number that the constructor was given.
+        ``sent`` is the center by default; ``block``, elements of a chunk, is at most `BLOCK`.
         """
         chunk, size, block = self._chunk, self._size, block or self._block
         sent = center if sent is None else sent

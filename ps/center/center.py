@@ -116,9 +116,7 @@ class Center:
         moving_statistics: the initial ones (BatchNormalization), averaged by step count, never through the rule.
         measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit; this costs one more pass.
         check_finite: raise an error at the commit whose arithmetic produces a NaN or infinity from finite numbers.
-        incarnation: of the server; it rises with each restart.
-        now: clock for the records, seconds since the epoch.
-        monotonic: clock for the workers' speeds, seconds.
+        now, monotonic: clocks in seconds, for the records (since the epoch) and for the workers' speeds.
     """
 
     def __init__(  # noqa: PLR0913 - independent facts of one job, which callers name
@@ -341,12 +339,9 @@ class Center:
         self._end_round_if_complete()
 
     def skip(self, commit: Commit) -> bool:
-        """Skip ``commit``, which has a NaN or infinity: record its mini-batches as committed, and discard its payload.
+        """Skip ``commit``, which has a NaN or infinity, but count its mini-batches; False if that was done before.
 
         Its worker must pull before its next window. A round counts the worker as arrived, without a contribution.
-
-        Returns:
-            False if the commit was skipped before, and only its reply was lost.
         """
         lease = self._lease_for(commit, len(commit.parts or commit.packed))
         if lease is None:
@@ -407,10 +402,7 @@ class Center:
         )
 
     def _view_scalars_ahead(self, commit: Commit) -> tuple[int, Scalars] | None:
-        """Return the worker and the scalars of a view that is computed along with ``commit``.
-
-        None: the view is computed when the reply is released.
-        """
+        """Return worker and scalars of a view to compute along with ``commit``; None: it is computed with the reply."""
         if not (self.traits.view and commit.wants_center and self.scheduler.at_once):
             return None
         return commit.worker, self._view_scalars(commit.worker, self.clock + 1, self.clock, self.clock - 1)
@@ -470,10 +462,7 @@ class Center:
     def replace_workers(self, contributions: int, workers: int) -> None:
         """End the unfinished round of the previous workers, drain, and reset the rule's counters and model vectors.
 
-        The previous workers do not return. So the round ends as if those that had not arrived had left.
-
-        Args:
-            contributions: number of workers that contributed to that round.
+        The previous workers do not return: the round, with its ``contributions``, ends as if those missing had left.
         """
         if self.round.total is not None:
             self._end_round(self.round.total, contributions)
@@ -525,9 +514,7 @@ class Center:
     ) -> Released:
         """Return the content of the reply to ``worker``, and record the clock from which its staleness is counted.
 
-        Args:
-            wants: the rows of each table to send with it, in range; empty: no rows are sent.
-            outs: memory for the rows of each table, flat; empty, or None: it is allocated.
+        ``wants`` are the rows of each table to send, ``outs`` memory for them; empty: no rows, and new memory.
         """
         lease = self.leases.held(worker, attempt)
         if self.traits.view:

@@ -47,11 +47,7 @@ def check_hello(center: Center, message: Hello) -> None:
 
 
 def check_shapes(center: Center, commit: Commit, codec: Codec | None = None) -> None:
-    """Check the sizes of payload, statistics and history, and the rows that the commit names.
-
-    Args:
-        codec: of the packed parts; None: no part may be packed.
-    """
+    """Check the sizes of payload, statistics and history, and the rows; without a ``codec``, no part may be packed."""
     sizes, packed = [part.size for part in commit.parts], [array.size for array in commit.packed]
     parts = center.traits.parts
     good = (sizes, packed) == (([center.size] * parts, []) if codec is None else ([], [codec.nbytes] * parts))
@@ -89,12 +85,7 @@ def not_finite(
     layouts: Sequence[Layout] = (),
     shapes: Sequence[TableShape] = (),
 ) -> NonFiniteError | None:
-    """Return an error that names the first NaN or infinity of ``commit``; None if all numbers are finite.
-
-    Args:
-        commit: of the right shapes.
-        layouts: of the center and the statistics; empty: the error names no array.
-    """
+    """Return an error that names the first NaN or infinity of ``commit``, and its array; None: there is none."""
     for part in (*parts, commit.moving_statistics):
         if not all_finite(part):
             bad = np.flatnonzero(~np.isfinite(part))

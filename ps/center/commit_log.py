@@ -28,13 +28,7 @@ BLOCK_COMMITS = 4096
 
 
 class LogRows(NamedTuple):
-    """Commits with their history.
-
-    Args:
-        commits: rows of `commit_log.COMMIT`, in clock order.
-        lengths: the number of rows of history of each commit, int64.
-        history: the rows of all commits, concatenated, float64 ``(rows, columns)``.
-    """
+    """Commits in clock order (`COMMIT`), the ``lengths`` of their histories, and these: float64 ``(rows, columns)``."""
 
     commits: np.ndarray
     lengths: np.ndarray
@@ -207,8 +201,7 @@ _MEMORY_COMMITS, _MEMORY_BYTES = 256, 4 << 20
 class CommitLog:
     """All commits of a job, each once, with their history; `trainer.commits` and `trainer.history` are read from it.
 
-    The latest ones are in memory, the others in a temporary file, so that memory does not grow with the job. While the
-    disk is full, all of them stay in memory.
+    The latest are in memory, and the others in a temporary file; while the disk is full, all stay in memory.
     """
 
     def __init__(self) -> None:

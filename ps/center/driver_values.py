@@ -23,12 +23,7 @@ VALUES_MAX = 4096
 
 
 class Values(NamedTuple):
-    """Numbers that were set.
-
-    Args:
-        version: rises with each change; 0: none was set.
-        rows: float64 ``(numbers, 2)``: place and value, places ascending; never changed.
-    """
+    """Numbers that were set: float64 ``(numbers, 2)``, places ascending; ``version`` 0: none, and it rises."""
 
     version: int = 0
     rows: np.ndarray = NO_ROWS
@@ -71,15 +66,9 @@ class DriverValues:
 
 
 def set_values(values: DriverValues, rows: np.ndarray, clock: int, rule: Rule, schedule: Schedule | None) -> bool:
-    """Set numbers for all workers of a job.
+    """Set numbers (float64 rows of place and value) for all workers, from the commit at ``clock`` on.
 
-    Args:
-        rows: float64 ``(numbers, 2)``: place and value.
-        clock: of the first commit that they apply to.
-        rule, schedule: of the job; ``schedule`` is that of the server's learning rate.
-
-    Returns:
-        Whether one has changed.
+    Return whether one has changed. ``schedule`` is that of the server's learning rate.
     """
     known = {int(place) for place, _ in values.current.rows}
     if rows.ndim != 2 or rows.shape[1:] != (2,) or not np.isfinite(rows).all():

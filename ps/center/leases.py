@@ -50,11 +50,7 @@ class KeptState:
 
 
 class StateMemory:
-    """Allocates optimizer states, in memory or in unnamed files in the system's folder for temporary files.
-
-    Args:
-        workers: number of workers of the job, n: a state in memory may take 1/n of `MEMORY_BYTES`.
-    """
+    """Allocates optimizer states, in memory (each of n workers 1/n of `MEMORY_BYTES`) or in unnamed temporary files."""
 
     def __init__(self, workers: int, world: World = REAL) -> None:
         self._most = MEMORY_BYTES // workers
@@ -199,9 +195,7 @@ class PartitionLease:
     def keep_sent(self, version: Buffer, *, within_window: bool) -> None:
         """Retain the version that the worker is sent.
 
-        Args:
-            within_window: the worker pulls before its commit: `sent` stays the version with which the window began,
-                until the commit is applied.
+        After a pull ``within_window``, `sent` stays the version with which the window began, until its commit.
         """
         if within_window and self.sent is not None:
             if self.pulled is not None:
@@ -213,12 +207,7 @@ class PartitionLease:
         self.sent = version.hold()
 
     def keep_optimizer(self, message: KeepOptimizer, now: float, *, ahead: bool = False) -> None:
-        """Keep the state of the holder's optimizer after its latest commit.
-
-        Args:
-            now: seconds since the epoch.
-            ahead: the state is that after the next commit, which makes it the latest one.
-        """
+        """Keep the state of the holder's optimizer after its latest commit, or, ``ahead``, after the next one."""
         sequence = self.sequence + ahead
         if message.sequence != sequence or not sequence:
             raise RemoteProtocolError(
@@ -259,12 +248,7 @@ class PartitionLease:
 
 
 class MicroBatch(NamedTuple):
-    """The micro-batch to which the leases belong.
-
-    Args:
-        number: of the micro-batch, from 0.
-        skipped: number of commits that were skipped before it began.
-    """
+    """The micro-batch of a stream to which the leases belong, and how many commits were ``skipped`` before it began."""
 
     stream: str
     number: int
@@ -272,12 +256,7 @@ class MicroBatch(NamedTuple):
 
 
 class Leases(dict[int, PartitionLease]):
-    """The leases of the partitions that a worker has joined, by number.
-
-    Args:
-        make_vectors: returns the vectors that the rule keeps for a worker.
-        now: clock, seconds since the epoch.
-    """
+    """The leases of the partitions that a worker has joined, by number; ``make_vectors`` returns a worker's."""
 
     def __init__(self, workers: int, make_vectors: Callable[[], tuple[Vector, ...]], now: Callable[[], float]) -> None:
         super().__init__()
@@ -298,12 +277,8 @@ class Leases(dict[int, PartitionLease]):
         """Grant ``attempt`` the lease of ``worker``'s partition and return it, or None if it must wait.
 
         A later attempt takes over once the holder is disconnected: Spark has given the holder up, or speculates. Any
-        attempt, even an earlier one, takes over once the lease has expired, because Spark may still rely on it. If the
-        partition's data has ended, every attempt is returned the finished lease.
-
-        Args:
-            attempt: Spark's task attempt id, at least 0.
-            expired: the holder has sent nothing for the duration of a lease.
+        attempt, even an earlier one, takes over once the lease has ``expired``, because Spark may still rely on it. If
+        the partition's data has ended, every attempt is returned the finished lease.
         """
         if not 0 <= worker < self._workers:
             raise RemoteProtocolError(f"`worker` must be in [0, {self._workers}). Received: worker={worker}")

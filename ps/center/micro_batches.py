@@ -28,15 +28,7 @@ def is_complete(center: Center) -> bool:
 
 
 def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Scheduler) -> bool:
-    """Begin micro-batch ``number`` of ``stream``, unless it has begun before.
-
-    Args:
-        number: the current micro-batch, or the next one.
-        scheduler: a new one, for the next micro-batch.
-
-    Returns:
-        Whether it begins now; False if it has begun before.
-    """
+    """Begin micro-batch ``number`` of ``stream``, under a new scheduler; return False if it has begun before."""
     _require_stream(center, number)
     present = center.micro_batch
     if present is not None and present.stream != stream:

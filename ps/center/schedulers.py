@@ -18,11 +18,7 @@ from distkeras.ps.validate import require_integer
 
 
 class Scheduler:
-    """Asynchronous: every reply goes out at once.
-
-    Args:
-        gather: no worker is sent the center before all n workers have joined.
-    """
+    """Asynchronous: every reply goes out at once; with ``gather``, not before all n workers have joined."""
 
     #: Whether the reply to a commit is always sent before the next commit is applied.
     at_once: ClassVar[bool] = True
@@ -124,10 +120,7 @@ class Synchronous(Scheduler):
 
 
 class BoundedStaleness(Scheduler):
-    """Stale synchronous: a worker may start its iteration i only if i - min_j i_j <= bound.
-
-    Args:
-        bound: s, at least 0; with 0, workers proceed as in rounds; with a large bound, they are asynchronous.
+    """Stale synchronous: a worker may start its iteration i only if i - min_j i_j <= bound; with 0, as in rounds.
 
     Reference: Hermans 2017, Section 2.4.1.
     """
@@ -230,12 +223,9 @@ class Round:
 def scheduler_for(
     rule: Rule, workers: int, staleness_bound: int | None = None, *, rounds: bool = False, gather: bool = False
 ) -> Scheduler:
-    """Return a scheduler for ``rule``.
+    """Return a scheduler for ``rule``, or for ``staleness_bound`` iterations ahead of the slowest worker.
 
-    Args:
-        staleness_bound: iterations that a worker may be ahead of the slowest; None: no bound.
-        rounds: run in rounds, even under a rule that does not need them.
-        gather: wait until all workers have joined, even under a rule that does not need it.
+    ``rounds`` and ``gather`` ask for rounds, and to wait for all workers, also where the rule needs neither.
     """
     if staleness_bound is None and not rounds:
         gather = gather or rule.traits.fixed_workers

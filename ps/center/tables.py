@@ -69,14 +69,7 @@ class TableChanges:
         return int(np.count_nonzero(self._unread[start:stop]))
 
     def read(self, array: np.ndarray, start: int, stop: int, out: np.ndarray) -> Ids:
-        """Copy the first unread rows from ``start`` to ``stop`` to ``out``, as many as it has room for.
-
-        Args:
-            out: ``(most, width)``.
-
-        Returns:
-            The numbers of the copied rows, ascending; fewer than ``most`` only if no others are left.
-        """
+        """Copy the first unread rows from ``start`` to ``stop`` that fit to ``out``, and return their numbers."""
         ids = np.flatnonzero(self._unread[start:stop])[: len(out)] + start
         np.take(array, ids, axis=0, out=out[: len(ids)], mode="clip")  # unlike "raise", it writes straight into `out`
         self._unread[ids] = False
@@ -106,11 +99,7 @@ class TableChanges:
 
 
 class Table:
-    """One table of the center; its caller holds the center's lock around every call.
-
-    Args:
-        array: the initial rows, float32 (float64 in simulations) ``(rows, width)``; not copied; None: zeros.
-    """
+    """One table of the center; its caller holds the center's lock around every call. ``array`` has the initial rows."""
 
     def __init__(self, shape: TableShape, array: np.ndarray | None = None) -> None:
         self.shape = shape
@@ -141,15 +130,9 @@ class Table:
         return np.flatnonzero(self._moved_at > clock)
 
     def apply(self, ids: Ids, moved: Vector, kernel: Callable[[Chunk], float | None], clock: int = 0) -> float | None:
-        """Move the rows ``ids`` by a rule's ``kernel``.
+        """Move the rows ``ids``, unique and in range, by a rule's ``kernel``, which works on chunks.
 
-        Args:
-            ids: rows, unique and in range.
-            moved: the payload for these rows, flat; it is overwritten.
-            kernel: works on a chunk of gathered rows, as `Rule.apply` does.
-
-        Returns:
-            The sum of the scale factors used; None if each was 1.
+        ``moved``, the payload for them, is overwritten. Return the sum of the scale factors; None if each was 1.
         """
         width, chunk = self.shape.width, Chunk()
         chunk.model, chunk.worker = (), ()

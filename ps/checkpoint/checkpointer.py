@@ -28,12 +28,7 @@ SHARE, _FREE_SECONDS = 0.1, 5.0
 
 
 class OptimizerFiles:
-    """Writes each optimizer state once, regardless of how many snapshots name its file.
-
-    Args:
-        center: the center whose leases hold the states.
-        files: by partition, the file from which the state in ``center`` was restored.
-    """
+    """Writes each optimizer state of ``center`` once; ``files`` are those from which it was restored."""
 
     def __init__(self, directory: SnapshotDirectory, center: Center, files: Mapping[int, str], world: World) -> None:
         self._directory, self._now = directory, world.monotonic
@@ -135,7 +130,6 @@ class Checkpointer:
     """Saves one center, in a separate thread between `start` and `close`.
 
     Args:
-        checkpoint: how often the center is saved, and how many snapshots are kept.
         changed: guards the center, and is notified of each snapshot.
         saved: the snapshot that the center was restored from; None: it is new.
         fail: called with the error when another server owns the directory; ends the job.

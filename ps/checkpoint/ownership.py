@@ -104,11 +104,7 @@ _SUPERSEDED = 64
 
 
 class Ownership:
-    """One server's claim to a directory.
-
-    Args:
-        token: of the job; all of its servers have the same.
-    """
+    """One server's claim to a directory; all servers of a job have the same ``token``."""
 
     def __init__(self, store: Store, token: str, world: World = REAL) -> None:
         self._store = store
@@ -184,9 +180,9 @@ class Ownership:
         self._require_highest(Claim(epoch, self._token), (name for name in names if not self.is_own(name)))
 
     def require(self, names: Iterable[Name]) -> None:
-        """Raise an OwnershipLostError unless this claim is still the highest.
+        """Raise an OwnershipLostError unless this claim is the highest of ``names``.
 
-        ``names`` are all files of the directory, listed after the writes that must be valid.
+        They are all files of the directory, listed after the writes that must be valid.
         """
         self._require_highest(self.claim, names)
 
@@ -216,11 +212,7 @@ class Ownership:
 
 @dataclass(frozen=True, repr=False)
 class AnnouncedAddress(Address):
-    """The address of a server that may be restarted at another host or port, with its key.
-
-    Args:
-        uri: the checkpoint's directory, which all clients of the server must be able to read.
-    """
+    """The address of a server that may be restarted elsewhere; all clients must read its checkpoint, ``uri``."""
 
     uri: str = ""
 

@@ -101,12 +101,7 @@ class LogFiles:
 
 @dataclass(frozen=True)
 class RowFile:
-    """One file with rows of a table.
-
-    Args:
-        whole: whether it has all rows of that range.
-        size: bytes of its arrays: of the rows, and of the row numbers in a partial file.
-    """
+    """One file with rows of a table, ``whole``: all rows of that range; ``size`` is in bytes, with the row numbers."""
 
     name: str
     table: int
@@ -201,12 +196,6 @@ class SnapshotDirectory:
             fresh: the job began without a snapshot. Without an ``epoch``, there must be no snapshots; else those of
                 other jobs are ignored.
             epoch, after, attempt, place: see `Ownership.write`.
-
-        Raises:
-            ConfigurationError: there are snapshots, although there must be none.
-            OwnershipLostError: another job has claimed the directory meanwhile, or another attempt of this job has,
-                although the caller passed no ``epoch``.
-            DifferentJobError, SnapshotError: see `latest`; nothing is claimed then.
         """
         patience = _PATIENCE_WITHIN_JOB if epoch else PATIENCE if fresh else _PATIENCE_TO_RESUME
         names = self._listed(patience)
@@ -298,10 +287,9 @@ class SnapshotDirectory:
     def save_rows(
         self, table: int, start: int, rows: np.ndarray, ids: Ids | None = None, *, of: Ids | None = None
     ) -> RowFile:
-        """Write rows of a table to a file, for a snapshot to name.
+        """Write rows of a table, ``(count, width)``, to a file, for a snapshot to name.
 
         Args:
-            rows: ``(count, width)``.
             ids: the row numbers, unique, in any order; None: all rows from ``start`` on.
             of: for a `PartialTable`, in which ``start`` and ``ids`` are places: the row numbers in the whole table.
         """
@@ -359,8 +347,7 @@ class SnapshotDirectory:
     def _newest(self, snapshots: list[Name], listed: Callable[[], list[Name]]) -> _Newest | None:
         """Return the newest of ``snapshots`` that can be read; None if there are none.
 
-        The present owner deletes old snapshots while it takes new ones. If none of ``snapshots`` can be read any more,
-        the directory is ``listed`` again, until the list no longer changes.
+        The owner deletes old ones while it takes new ones: if none can be read, the directory is ``listed`` again.
         """
         backoff = Backoff(first=FIRST, longest=LONGEST, timeout=PATIENCE, world=self._world)
         while True:
@@ -423,14 +410,7 @@ class SnapshotDirectory:
         return names
 
     def save_log(self, rows: LogRows, files: LogFiles, *, replaced: int = 0) -> LogFiles:
-        """Write commits to a file; they belong to the saved log once a snapshot names the file.
-
-        Args:
-            replaced: how many of the last files the new one replaces.
-
-        Returns:
-            The log's files with the new one.
-        """
+        """Write commits to a file that replaces the last ``replaced`` ones; they count once a snapshot names it."""
         if not len(rows.commits):
             return files
         before = LogFiles(files.files[: len(files.files) - replaced]).commits
@@ -475,10 +455,7 @@ class SnapshotDirectory:
         self._store.delete_drafts(draft for draft, name in drafts if name and name.claim < self._ownership.claim)
 
     def prune(self, keep: int, files: LogFiles, names: list[Name]) -> None:
-        """Remove all but the latest ``keep`` snapshots, the files that none of these needs, and earlier claims.
-
-        ``names`` is what `require_owned` returned after the latest snapshot.
-        """
+        """Remove all but the latest ``keep`` snapshots, the files that none of these needs, and earlier claims."""
         own = [name for name in names if name.claim <= self._ownership.claim]
         snapshots = _snapshots(own)
         kept, doomed = snapshots[-keep:], snapshots[:-keep]

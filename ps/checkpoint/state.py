@@ -109,19 +109,11 @@ def capture(center: Center) -> State:
 
 
 def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | None = None) -> bool:
-    """Restore ``state`` into a new ``center``.
+    """Restore ``state`` into a new ``center``; return whether each partition continues exactly after its last commit.
 
     With another number of workers, the partitions differ too. The center then keeps its parameters, clock and
     statistics. An unfinished round ends with its contributions, the rule's buffers are drained, and its counters and
     vectors are reset. Every partition begins with the first epoch that some partition had not finished.
-
-    Args:
-        center: a new one, of the same rule, size and tables; it takes over the rows.
-        state: what `capture` returned, with the rows of the tables.
-        same_attempts, epochs: see `checkpointer.StartMode`.
-
-    Returns:
-        Whether every partition continues exactly after its last commit: False with another number of workers.
     """
     header, arrays = state.header, state.arrays
     if header["rule"] != rule_json(center.rule) or arrays["center"].size != center.size:

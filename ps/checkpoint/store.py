@@ -53,15 +53,7 @@ def retried(
     world: World = REAL,
     record_activity: Callable[[], object] = lambda: None,
 ) -> _T:
-    """Return ``call()``, retried after a SnapshotError: a store may be unreachable, or a disk full, for a while.
-
-    Args:
-        patience: seconds until the last attempt.
-
-    Raises:
-        DamagedError: a file is damaged; this is not retried.
-        SnapshotError: the last attempt failed.
-    """
+    """Return ``call()``, retried after a SnapshotError for ``patience`` seconds: a disk may be full for a while."""
     backoff = Backoff(first=FIRST, longest=LONGEST, timeout=patience, world=world)
     while True:
         try:
@@ -104,13 +96,7 @@ class SavePlace:
 
 
 class Store:
-    """A directory of such files.
-
-    Args:
-        uri: a local path, or a URI: ``file:``, ``hdfs:``, ``s3:``, ``gs:`` ….
-        record_activity: called after each piece that was read.
-        create: make the directory if it does not exist. Else, one that does not exist has no files.
-    """
+    """A directory of such files, at a local path or a URI. Without ``create``, one that does not exist has no files."""
 
     def __init__(
         self,
@@ -154,11 +140,7 @@ class Store:
         return sorted(name[: -len(suffix)] for name in all_names if name.endswith(suffix))
 
     def save(self, name: str, header: Mapping[str, Any], arrays: Arrays) -> None:
-        """Write one file; replace a file of the same name.
-
-        Args:
-            arrays: float32, float64, int64 or uint8, of any shape.
-        """
+        """Write one file, with arrays of float32, float64, int64 or uint8; replace a file of the same name."""
         table = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
         text = json.dumps({"header": header, "arrays": table}).encode()
         flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
@@ -178,12 +160,7 @@ class Store:
             self._stray = {stray for stray in self._stray if not self._discard(stray)}
 
     def load(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the header and the arrays of one file.
-
-        Raises:
-            DamagedError: the file is missing or damaged.
-            SnapshotError: it cannot be read now.
-        """
+        """Return the header and the arrays of one file; DamagedError if it is damaged, SnapshotError for now."""
         content = self._content(name)
         body, checksum = memoryview(content)[: -_CHECKSUM.size], bytes(content[-_CHECKSUM.size :])
         if body[: len(_MAGIC)] != _MAGIC:
@@ -271,9 +248,9 @@ _NAMED, _LONGEST_TEXT = 3, 120
 
 
 def require_same_job(own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Raise a DifferentJobError that names what differs, unless ``own`` and ``saved`` describe the same job.
+    """Raise a DifferentJobError that names what differs, unless ``own`` and ``saved`` (JSON values) are the same job.
 
-    Both are JSON-ready; keys that only ``saved`` has are ignored. ``where`` names the saved job's directory.
+    Keys that only ``saved`` has are ignored. ``where`` names the saved job's directory.
     """
     differing = list(differences(own, {name: saved.get(name) for name in own}))
     if differing:

@@ -39,10 +39,6 @@ class TableFiles:
     since the previous one, or a whole file of a range in which most rows have changed. When the partial files have
     become large, the oldest whole files are replaced as well. So the files of a snapshot are at most about 2.5 times as
     large as its tables, and in the long run about twice the changed bytes are written.
-
-    Args:
-        changed: guards the center.
-        files: the files from which ``center`` was restored.
     """
 
     def __init__(
@@ -180,11 +176,7 @@ def _rows_in(nbytes: int, array: np.ndarray) -> int:
 
 
 class Outgoing:
-    """Collects rows, and writes them to partial files of a fixed capacity.
-
-    Args:
-        ids, rows: memory for one file's row numbers and rows.
-    """
+    """Collects rows in the memory of one file, ``ids`` and ``rows``, and writes each partial file that is full."""
 
     def __init__(self, ids: Ids, rows: np.ndarray, save: Callable[[Ids, np.ndarray], RowFile]) -> None:
         self._ids, self._rows, self._save = ids, rows, save
@@ -254,12 +246,7 @@ def due(files: Sequence[RowFile], table: int) -> list[RowFile]:
 
 
 def merged(files: Sequence[RowFile], contents: Sequence[Rows], among: Sequence[RowFile]) -> Rows:
-    """Return the row numbers and rows of a file that can replace all of ``files`` at the position of the last one.
-
-    Args:
-        files: partial files of one table, in order.
-        among: all files of the snapshot, in order.
-    """
+    """Return the rows of a file that can replace the partial ``files`` of a table at the last one's position."""
     last, pieces = among.index(files[-1]), list[Rows]()
     for file, (ids, rows) in zip(files, contents, strict=True):
         valid = np.ones(len(ids), np.bool_)

@@ -62,13 +62,7 @@ class Versions(SavePlace):
 
 
 class Version(NamedTuple):
-    """The name of one version.
-
-    Args:
-        number: of the micro-batch at whose end the version was published.
-        stream: 16 hexadecimal digits that identify the training stream.
-        digest: 16 hexadecimal digits that identify the weights.
-    """
+    """The name of a version: number of the micro-batch that it ends, digests of the stream and of the weights."""
 
     number: int
     stream: str
@@ -120,12 +114,7 @@ def model_key(identity: Mapping[str, Any]) -> str:
 
 
 class VersionFolder:
-    """The versions in one directory.
-
-    Args:
-        uri: of the directory.
-        create: make it if it does not exist, to publish. Else, one that does not exist has no versions.
-    """
+    """The versions in the directory ``uri``; without ``create``, one that does not exist has none."""
 
     def __init__(self, uri: str, world: World = REAL, *, create: bool = False) -> None:
         self.uri, self._world = uri, world
@@ -135,9 +124,7 @@ class VersionFolder:
     def take(self, identity: Mapping[str, Any], archive: Callable[[], bytes]) -> None:
         """Begin to publish: write the model, unless it exists; remove the incomplete versions of an earlier publisher.
 
-        Args:
-            identity: the values that all versions share: the model's configuration and layout; JSON-ready.
-            archive: returns the model as a ``.keras`` archive.
+        All versions share ``identity`` (JSON values); ``archive`` returns the model as a ``.keras`` archive.
         """
         if _MODEL in self._store.names():
             header, _ = self._read(_MODEL)
@@ -166,14 +153,7 @@ class VersionFolder:
         return versions
 
     def publish(self, stream: str, number: int, center: np.ndarray, moving_statistics: np.ndarray) -> Version:
-        """Write a version, unless it exists; if the directory is unreachable, try again for a while.
-
-        Args:
-            stream: identifies the training stream.
-            number: of the micro-batch that has ended.
-            center: float32 ``(size,)``.
-            moving_statistics: float32 ``(count,)``.
-        """
+        """Write a version of micro-batch ``number``, unless it exists; retried for a while."""
         version = Version(number, _short(stream.encode()), _short(center.data, moving_statistics.data))
         versions = retried(lambda: self.require_stream(stream, number), world=self._world)
         if versions and versions[-1].number == number:
@@ -203,15 +183,7 @@ class VersionFolder:
         return self._list().versions
 
     def latest(self, timeout: float = 0.0) -> Version:
-        """Return the latest version.
-
-        Args:
-            timeout: seconds to wait for the first one.
-
-        Raises:
-            NoVersionError: no version was published in time.
-            SnapshotError: the directory cannot be read.
-        """
+        """Return the latest version; NoVersionError if none is published within ``timeout`` seconds."""
         backoff = Backoff(first=_FIRST, longest=_LONGEST, timeout=timeout, world=self._world)
         while True:
             versions = self.versions()
@@ -225,18 +197,9 @@ class VersionFolder:
                 )
 
     def hold(self, query: str, batch: int) -> Version:
-        """Return the version for a micro-batch of a scoring stream: the latest one; later calls return the same.
+        """Return the version for micro-batch ``batch`` of the scoring stream ``query``: the latest at the first call.
 
         It is not deleted until this is called for the query's next micro-batch, or `HELD_SECONDS` have passed.
-
-        Args:
-            query: identifies the scoring stream.
-            batch: the number of its micro-batch.
-
-        Raises:
-            NoVersionError: no version is published.
-            SnapshotError: the directory cannot be read or written.
-            DeadlineError: versions are published faster than one can be held.
         """
         query = _short(query.encode())
         for _ in range(_ATTEMPTS):
@@ -260,11 +223,7 @@ class VersionFolder:
         )
 
     def load(self, version: Version, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the center and the moving statistics of a version, float32 ``(size,)`` and ``(count,)``.
-
-        Args:
-            key: the `model_key` of the model that predicts.
-        """
+        """Return center and moving statistics of a version, float32; ``key`` is that of the model that predicts."""
         header, arrays = self._read(str(version))
         if header["model"] != key:
             raise DifferentJobError(

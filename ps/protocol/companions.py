@@ -36,12 +36,7 @@ _WIDTH = COMPANION.itemsize // 8
 
 
 class Companion(NamedTuple):
-    """A worker whose movement is part of the relay's commit.
-
-    Args:
-        connection: number of the worker's connection to the server, as in its `Hello`.
-        commit: the worker's own commit; at the server without parts and moving statistics.
-    """
+    """A worker in the relay's commit: its ``connection`` as in its `Hello`, and its own commit."""
 
     connection: int
     commit: Commit

@@ -210,10 +210,7 @@ def require_format(wire_format: str, rule: Rule) -> None:
 
 
 class WorkerFormat:
-    """A worker's end of a wire format, one of `FORMATS`: encodes commits, decodes replies.
-
-    If `nbytes` is None, vectors are not encoded.
-    """
+    """A worker's end of a wire format, one of `FORMATS`. If `nbytes` is None, vectors are not encoded."""
 
     def __init__(self, wire_format: str, size: int) -> None:
         self._codec = codec_of(wire_format, size)
@@ -229,10 +226,7 @@ class WorkerFormat:
         self._residuals = ()
 
     def encode(self, parts: tuple[Vector, ...], memory: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
-        """Return the encoded parts of the next commit, valid until the next call.
-
-        They are written to ``memory``, which has an array of `nbytes` for each part; if it is empty, to own memory.
-        """
+        """Return the encoded parts of the next commit, in ``memory`` or own memory, valid until the next call."""
         codec = self._codec
         assert codec is not None, "vectors of this format are sent as they are"
         if memory:
@@ -259,11 +253,7 @@ class WorkerFormat:
             rest -= part
 
     def decode(self, reply: CenterReply, known: Vector | None, out: Vector) -> None:
-        """Write the center of an encoded ``reply`` into ``out``, another vector than ``known``.
-
-        Args:
-            known: the center of the previous reply; None: there was none.
-        """
+        """Write the center of an encoded ``reply`` into ``out``; ``known`` is that of the previous reply."""
         codec, sizes = self._codec, (reply.center.size, reply.packed.size)
         if codec is None or sizes != (0, codec.nbytes) or (codec.needs_error_feedback and known is None):
             raise RemoteProtocolError(
@@ -290,12 +280,7 @@ class PeerFormat:
             self.codec.decode(data, part)
 
     def encode(self, reply: CenterReply, take: Callable[[], np.ndarray], *, whole: bool) -> CenterReply:
-        """Return ``reply`` encoded.
-
-        Args:
-            take: returns the memory for an encoded vector.
-            whole: send the center, not a change of the peer's center.
-        """
+        """Return ``reply`` encoded, in memory from ``take``; ``whole``: the center, not a change of the peer's."""
         codec, center = self.codec, reply.center
         if not codec.needs_error_feedback:
             encoded = take()

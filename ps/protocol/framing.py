@@ -69,11 +69,7 @@ _NO_VECTOR = (np.dtype("<f8"), np.dtype("<i8"))
 
 
 class Seal:
-    """Computes the authentication tags of one direction of a connection, frame by frame.
-
-    Args:
-        key: the key of this direction, 32 bytes.
-    """
+    """Computes the authentication tags of one direction of a connection, frame by frame, with its key of 32 bytes."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -83,11 +79,7 @@ class Seal:
         return f"Seal(frames={self._frames})"
 
     def tag(self, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> bytes:
-        """Return the tag of the next frame, ``TAG_BYTES`` long.
-
-        Args:
-            arrays: its arrays in the body, as the table lists them.
-        """
+        """Return the tag of the next frame, ``TAG_BYTES`` long, over its head and the arrays of its body."""
         self._frames += 1
         pieces: list[Octets] = [_NUMBER.pack(self._frames), head]
         for array in arrays:
@@ -326,14 +318,9 @@ def _decode_fields(frame: _Frame) -> tuple[dict[str, Any], bytes]:
 
 @lru_cache(maxsize=256)
 def _checked_table(code: int, counts: tuple[int, ...], table: bytes, body: int) -> _Table:
-    """Return a table, checked before memory is allocated for the arrays.
+    """Return a table, checked before memory is allocated; cached, as consecutive frames mostly have equal tables.
 
-    Consecutive frames mostly have equal tables, so results are cached; they depend only on the arguments.
-
-    Args:
-        counts: the numbers of the schema's `_Schema.counted` fields.
-        table: the bytes of the table.
-        body: bytes of all arrays, as the header has them.
+    ``counts`` are the numbers of the schema's `_Schema.counted` fields, ``body`` the bytes of all arrays.
     """
     entries = tuple(_Entry.of(*entry) for entry in _ENTRY.iter_unpack(table))
     schema, kind = _SCHEMAS[MESSAGES[code]], MESSAGES[code].__name__
@@ -418,13 +405,9 @@ class Reader:
         return self._spaces
 
     def received(self, count: int) -> Message | EndOfStream | None:
-        """Process ``count`` bytes that were read into `spaces`; 0 is the end of the stream.
+        """Process ``count`` bytes in `spaces`, 0 at the end of the stream; return a message if it is complete.
 
-        Returns:
-            A message if one is complete, else None.
-
-        Raises:
-            RemoteProtocolError: the bytes are not a valid frame, exceed a bound, or end within a frame.
+        A RemoteProtocolError says that the bytes are not a valid frame, exceed a bound, or end within a frame.
         """
         spaces = self._spaces
         if count == 0:
@@ -558,10 +541,7 @@ class Nonces:
     client: np.ndarray
 
     def proof(self, key: bytes, role: bytes) -> np.ndarray:
-        """Return the proof of one end that it holds ``key``, uint8 of shape ``(PROOF_BYTES,)``.
-
-        The ``role`` of that end is ``b"server"`` or ``b"client"``, so that a proof is not valid for the other end.
-        """
+        """Return the proof of one end that it holds ``key``, uint8; ``role``, b"server" or b"client", is that end's."""
         return np.frombuffer(self._digest(key, b"proof", role), np.uint8)
 
     def seal(self, key: bytes, role: bytes) -> Seal:
@@ -574,12 +554,9 @@ class Nonces:
 
 
 class Connection:
-    """One end of a connection: the handshake, then messages.
+    """One end of a connection: the handshake with the job's key of 32 bytes, then messages.
 
-    Args:
-        key: the job's key, 32 bytes.
-        limits, allocate: see `Reader`; both apply once the peer is authenticated.
-        token: returns a number of random bytes.
+    ``limits`` and ``allocate`` (see `Reader`) apply once the peer is authenticated; ``token`` returns random bytes.
     """
 
     def __init__(
@@ -630,15 +607,7 @@ class Connection:
         return self._reader.spaces()
 
     def received(self, count: int) -> tuple[Message | EndOfStream | None, list[bytes | memoryview]]:
-        """Process ``count`` bytes that were read into `spaces`; 0 is the end of the stream.
-
-        Returns:
-            A message for the application if one is complete, and the bytes that the handshake must send now.
-
-        Raises:
-            AuthenticationError: the peer does not hold the key.
-            RemoteProtocolError: see `Reader.received`.
-        """
+        """Process bytes as `Reader.received` does; return a message, and the bytes that the handshake must send now."""
         event = self._reader.received(count)
         if isinstance(event, _HANDSHAKE):
             return None, self._continue_handshake(event)

@@ -16,12 +16,7 @@ from distkeras.ps.rules.base import Vector
 
 @dataclass(frozen=True)
 class Layout:
-    """The position of each array in the flat vector.
-
-    Args:
-        names: names of the arrays, in vector order.
-        shapes: their shapes, in the same order.
-    """
+    """The position of each array in the flat vector: their names and shapes, in vector order."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

@@ -73,12 +73,9 @@ class CommitRecord:
 
 @dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """The state of a worker's optimizer.
+    """The state of a worker's optimizer: the bytes of its variables, and their CRC-32.
 
-    Args:
-        layout: names the optimizer and its variables; only an optimizer of the same layout can load the state.
-        content: the bytes of all its variables, one after the other.
-        checksum: CRC-32 of ``content``.
+    Only an optimizer of the same ``layout``, which names it and its variables, can load the state.
     """
 
     layout: str

@@ -51,10 +51,8 @@ _PACKED = np.dtype("u1")
 class SlotSizes:
     """The layout of the memory of a connection; both ends compute it, and must agree.
 
-    Args:
-        packed: bytes of an encoded vector; 0: vectors are not encoded.
-        rows: for each table, the largest number of elements in the rows that a window touches. The first tables have
-            slots, up to `SLOTS_MAX`; the rows of the others are sent in frames.
+    ``packed`` is bytes of an encoded vector (0: none), ``rows`` the most elements of rows for each table. The first
+    tables have slots, up to `SLOTS_MAX`; the rows of the others are sent in frames.
     """
 
     size: int
@@ -103,11 +101,7 @@ class SlotSizes:
 
 
 class SharedSlots:
-    """One end's view of the memory.
-
-    Args:
-        memory: ``sizes.nbytes`` bytes.
-    """
+    """One end's view of the memory, which has ``sizes.nbytes`` bytes."""
 
     def __init__(self, sizes: SlotSizes, memory: memoryview, *, server: bool) -> None:
         self._sizes = sizes
@@ -139,10 +133,7 @@ class SharedSlots:
         return hmac.compare_digest(self._token.tobytes(), token)
 
     def payload(self, turn: int) -> tuple[np.ndarray, ...]:
-        """Return memory for the parts of a payload that is not encoded, float32, each with the rows of all tables.
-
-        ``turn`` is below `SlotSizes.turns`.
-        """
+        """Return memory for the parts of a payload that is not encoded, float32, each with the rows of all tables."""
         return tuple(self._areas[turn * self._sizes.parts : (turn + 1) * self._sizes.parts])
 
     @property
@@ -155,11 +146,7 @@ class SharedSlots:
         return tuple(self._packed[: self._sizes.parts])
 
     def rows_of_reply(self, sizes: Sequence[int]) -> list[np.ndarray | None]:
-        """Return memory for the rows of each table in the next reply, float32; None: the rows have no slot.
-
-        Args:
-            sizes: elements of the rows of each table.
-        """
+        """Return memory for ``sizes`` elements of rows of each table in the next reply; None: they have no slot."""
         self._rows_turn = (self._rows_turn + 1) % _TURNS
         first = self._sizes.payloads + self._rows_turn * self._sizes.per_area + 1
         slots = self._vectors[first : first + self._sizes.per_area - 1]
@@ -169,8 +156,7 @@ class SharedSlots:
     def slot_of(self, kind: type[Message], name: str, array: np.ndarray) -> int | None:
         """Return the slot for ``array``, a part of a message that is about to be sent; None: it is sent in the frame.
 
-        A worker's payload, the rows of a server's reply and a member's vector in `next_vector` may already be in their
-        slots. The center of a reply, and any other vector of a member, is copied to a slot.
+        It may be in its slot already. A reply's center, and a member's vector of other memory, is copied to a slot.
         """
         if not array.size:
             return None

@@ -137,9 +137,6 @@ def initial_rows(shape: TableShape, ids: Ids) -> np.ndarray:
     A number depends only on the table's seed, its row and its column, on every machine: with the finalizer
     :math:`m` of SplitMix64 and its step :math:`\gamma`, it is ``scale`` times :math:`2u - 1`, where :math:`u` are the
     first 24 bits of :math:`m(m(m(s) + \gamma (r + 1)) + \gamma (c + 1))` as a fraction.
-
-    Args:
-        ids: rows, int64.
     """
     assert shape.seed is not None, "only a table with a seed has initial rows"
     if not shape.scale:
@@ -155,10 +152,7 @@ def initial_rows(shape: TableShape, ids: Ids) -> np.ndarray:
 
 
 class RowIndex:
-    """Maps row numbers to places, in the order in which rows are added; its memory grows with the number of rows.
-
-    It is a hash table with open addressing, and at least half of it is free.
-    """
+    """Maps row numbers to places, in the order in which they are added: a hash table, at least half of it free."""
 
     def __init__(self) -> None:
         self._ids = np.full(_PLACES, -1, np.int64)

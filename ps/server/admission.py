@@ -54,11 +54,7 @@ class PendingConnection:
 
 
 class AdmissionControl:
-    """Counts connections; thread-safe.
-
-    Args:
-        pending_max: connections in their handshake at a time; each costs the server a thread.
-    """
+    """Counts connections; thread-safe. Each of ``pending_max`` handshakes at a time costs the server a thread."""
 
     def __init__(
         self, *, pending_max: int = 256, peers_max: int = 4096, addresses_max: int = 1024, world: World = REAL
@@ -85,10 +81,7 @@ class AdmissionControl:
             return list(self._pending)
 
     def arrive(self, address: str, hang_up: Callable[[], None]) -> PendingConnection:
-        """Wait for room for a connection from ``address``.
-
-        ``hang_up`` ends the connection; its thread then calls `leave`.
-        """
+        """Wait for room for a connection from ``address``; ``hang_up`` ends it, and its thread then calls `leave`."""
         pending = PendingConnection(address, hang_up, self._world.monotonic())
         with self._changed:
             while len(self._pending) >= self.pending_max:

@@ -75,11 +75,7 @@ class _Sign(enum.Enum):
 
 
 class Standby:
-    """Waits while another server of the same job owns the checkpoint and is alive.
-
-    Args:
-        given_up: servers up to this incarnation count as dead, because the driver has given them up.
-    """
+    """Waits while another server of the same job owns the checkpoint and lives; those up to ``given_up`` do not."""
 
     def __init__(self, request: StartRequest, given_up: int = 0, world: World = REAL) -> None:
         self._uri = _uri_of(request)
@@ -206,7 +202,6 @@ def serve_announced(
 
     Raises:
         ServerLostError, SnapshotError, OSError: another attempt may succeed.
-        DeadlineError: the server received no request for too long.
     """
     standby = Standby(request, given_up, world)
     again, starts = attempt > 0, 0

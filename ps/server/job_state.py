@@ -38,11 +38,7 @@ from distkeras.ps.world.world import REAL, World
 
 
 class PeerVectors:
-    """The memory of one session's request and reply, in the connection's wire format; pooled after `agree`.
-
-    Args:
-        states: memory for optimizer states, which are never pooled.
-    """
+    """The memory of one session's request and reply, in the connection's wire format; pooled after `agree`."""
 
     def __init__(self, states: StateMemory | None = None) -> None:
         #: The wire format of vectors; None: they are not encoded.
@@ -275,9 +271,6 @@ class JobCondition:
         """Wait for ``condition``, under the lock; return False if it is still false after ``timeout`` seconds.
 
         Time in which this process was suspended does not count, because no other process could reach it.
-
-        Args:
-            hung_up: returns whether the waiting peer has hung up.
         """
         deadline = self.world.monotonic() + timeout
         while not condition():
@@ -374,10 +367,7 @@ class LeaseConnections(dict[int, Peer]):
                 )
 
     def require(self, peer: Peer, worker: int) -> None:
-        """Raise a LeaseLostError unless ``peer`` is the connection over which the partition's lease is held.
-
-        The same attempt may have reconnected over another one.
-        """
+        """Raise a LeaseLostError unless ``peer`` is the connection over which the partition's lease is held."""
         if self.get(worker) is not peer:
             raise LeaseLostError(
                 "the worker now holds its lease over another connection; requests over this one are refused",

@@ -68,10 +68,7 @@ class StartRequest:
     token: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
 
     def again(self, epoch: int, after: int, port: int | None = None) -> StartRequest:
-        """Return the request for a server that replaces this one, at ``port`` if that is given.
-
-        Every later request of a job is made here, so that it differs from the first one only in these values.
-        """
+        """Return the request for a server that replaces this one; a job's requests differ only in these values."""
         settings = self.settings if port is None else dataclasses.replace(self.settings, port=port)
         mode = dataclasses.replace(self.mode, epoch=epoch, after=after)
         return dataclasses.replace(self, settings=settings, mode=mode)
@@ -187,10 +184,7 @@ def build_server(
 ) -> tuple[ParameterServer, StartReport]:
     """Return a server with a bound port, and with a center if it restored one; it does not serve yet.
 
-    Args:
-        record_activity: called after each piece of a snapshot that was read.
-        listener: the port, if it is bound already; the claim to the checkpoint then names it.
-        attempt: see `Ownership.write`.
+    ``listener`` is the port, if it is bound already: the claim to the checkpoint then names it.
     """
     settings, mode, incarnation, epoch = request.settings, request.mode, 1, 0
     if mode.epoch:
@@ -293,9 +287,7 @@ GOODBYE = b"goodbye\n"
 class DriverLink:
     """The server's end of the pipe from its driver: lines, until the driver says goodbye or ends.
 
-    Args:
-        stream: descriptor of the pipe that the driver writes to.
-        driver: descriptor of the driver's process, from `ChildProcess`; None: there is none.
+    ``driver`` is a descriptor of the driver's process, from `ChildProcess`; None: there is none.
     """
 
     def __init__(self, stream: int, driver: int | None) -> None:
@@ -445,7 +437,6 @@ class ServerProcess:
         Raises:
             ServerLostError: there are no snapshots to restore.
             OwnershipLostError: another server owns them now.
-            ConfigurationError, SnapshotError, DeadlineError: see `start`.
         """
         if self.settings.checkpoint is None:
             raise ServerLostError(
@@ -533,10 +524,7 @@ class ServerProcess:
 
 
 def spawn_server(world: World = REAL) -> Child:
-    """Return a process that waits for a request, and ends when this process does.
-
-    It imports the same distkeras as this process, and nothing from the current directory.
-    """
+    """Return a process that waits for a request, and ends when this process does; it imports the same distkeras."""
     home = str(Path(distkeras.__file__).resolve().parents[1])
     # An empty entry would mean the current directory as well.
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

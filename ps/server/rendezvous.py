@@ -77,11 +77,7 @@ class Rendezvous:
     def announce(
         self, peer: Waiter, center: Center, require_lease: Callable[[], PartitionLease], message: Announce
     ) -> Members:
-        """Wait until all have announced themselves, and return the members.
-
-        Args:
-            require_lease: returns the lease of the sender's partition; raises a LeaseLostError if it has none.
-        """
+        """Wait until all have announced themselves, and return the members."""
         rule, worker = self._settings.rule, message.worker
         if not isinstance(rule, Daso):
             raise ConfigurationError(f"`rule` must have peers. Received: {rule.name!r}", worker=worker)
@@ -242,12 +238,7 @@ class Rendezvous:
 
 
 def membership(announced: Mapping[int, Announce], nodes: int | None) -> Members:
-    """Return the members, node by node.
-
-    Args:
-        announced: each worker's announcement, by its number from 0 on.
-        nodes: the number of nodes, filled in the order of the workers; None: one node for each host.
-    """
+    """Return the members, node by node, filled in the order of the workers; ``nodes`` None: one node for each host."""
     workers = sorted(announced)
     if nodes is not None and len(workers) % nodes:
         raise ConfigurationError(f"`num_workers` must be a multiple of `nodes`={nodes}. Received: {len(workers)}")

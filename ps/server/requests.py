@@ -27,9 +27,7 @@ Request = messages.KeepOptimizer | messages.FetchOptimizer | messages.OptimizerT
 class OptimizerRequests:
     """Keeps a worker's latest optimizer state in its partition's lease, and sends it to the next attempt.
 
-    Args:
-        require_lease: returns the lease that the sender of a request holds; called under the lock.
-        ahead: states arrive before the commit to which they belong.
+    ``require_lease`` returns the sender's lease, under the lock; ``ahead``: states arrive before their commits.
     """
 
     def __init__(

@@ -45,14 +45,7 @@ _ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtoc
 
 
 class Session:
-    """Receives the requests of one peer, and sends the dispatcher's answers.
-
-    Args:
-        name: the peer's address and port, for the log.
-        channel: to the peer; the session owns it.
-        vectors: the memory into which ``channel`` receives commits.
-        pending: the connection, as admission control sees it.
-    """
+    """Receives the requests of one peer over ``channel``, which it owns, and sends the dispatcher's answers."""
 
     def __init__(
         self, server: ParameterServer, name: str, channel: Channel, vectors: PeerVectors, pending: PendingConnection

@@ -122,13 +122,7 @@ _ARRAYS_MAX = 1024
 
 
 class Channel:
-    """One connected peer.
-
-    Args:
-        stream: the connection's bytes; the channel owns it.
-        frame: seconds that one frame may take.
-        context: encrypts the connection; None: plain.
-    """
+    """One connected peer, over ``stream``, which it owns; a frame may take ``frame`` seconds; ``context`` encrypts."""
 
     def __init__(
         self,
@@ -152,12 +146,7 @@ class Channel:
     def handshake(self, timeout: float, admit: Callable[[], None] = lambda: None) -> None:
         """Run the handshake. A server calls ``admit`` when the client has proved the key, before it answers.
 
-        Raises:
-            AuthenticationError: the peer does not have the key or the certificate, or a client hung up before it had
-                proved the key.
-            ServerLostError: the server hung up; it may have been full, and accept a later connection.
-            DeadlineError: it took longer than ``timeout`` seconds.
-            RemoteProtocolError: the peer speaks another protocol.
+        A ServerLostError says that the server hung up; it may have been full, and accept a later connection.
         """
         deadline = self._now() + timeout
         if self._context is not None:
@@ -206,10 +195,7 @@ class Channel:
     def receive(self, timeout: float, what: str) -> Message | EndOfStream:
         """Return the next message, whose first byte must arrive within ``timeout`` seconds; errors call it ``what``.
 
-        Raises:
-            DeadlineError: nothing arrived in time, or the frame stalled.
-            RemoteProtocolError: the bytes are not a valid frame.
-            OSError: the connection is lost, or another server has replaced the peer.
+        An OSError says that the connection is lost, or another server has replaced the peer.
         """
         deadline = self._now() + timeout
         begun = False
@@ -283,12 +269,7 @@ def dial(
     read_ahead: bool = True,
     world: World = REAL,
 ) -> Channel:
-    """Connect to a server and authenticate; if it hangs up because it is full, retry until ``deadlines.connect``.
-
-    Raises:
-        ServerLostError: the server cannot be reached.
-        AuthenticationError, RemoteProtocolError, DeadlineError: see `Channel.handshake`.
-    """
+    """Connect to a server and authenticate; if it hangs up because it is full, retry until ``deadlines.connect``."""
     where = f"{address[0]}:{address[1]}"
     backoff = Backoff(longest=_PAUSE_SECONDS_MAX, timeout=deadlines.connect, world=world)
     while True:
@@ -316,12 +297,9 @@ def dial(
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a server, and its key. It is sent in Spark's task closure; the key is not in its repr.
+    """A server's host and port, the job's key (32 bytes, not in the repr), and its certificate, as PEM.
 
-    Args:
-        host, port: where the server listens.
-        key: the job's key, 32 bytes.
-        certificate: the certificate that the server must have, PEM; empty: the connection is not encrypted.
+    It is sent in Spark's task closure. Without a certificate, the connection is not encrypted.
     """
 
     host: str
@@ -348,8 +326,7 @@ class Address:
 class Client:
     """Request and reply over one channel, which is opened by the first request.
 
-    Args:
-        met: the server is known to be at this address, so another process with its port is treated as a lost server.
+    ``met``: the server is known to be at this address, so another process with its port counts as a lost server.
     """
 
     def __init__(
@@ -413,13 +390,7 @@ class Client:
     def request(
         self, message: Message, expected: type[_Answer] | tuple[type[_Answer], ...], timeout: float | None = None
     ) -> _Answer:
-        """Send ``message`` and return the reply, which must be one of ``expected``.
-
-        Raises:
-            DistkerasError: the server answered with this error.
-            ServerLostError: the connection is lost.
-            DeadlineError: no answer arrived in time.
-        """
+        """Send ``message`` and return the reply, one of ``expected``; the server's error is raised here."""
         with self._requesting:
             answer = self.exchange(message, self.reply_timeout if timeout is None else timeout)
         return self._checked(message, answer, expected)

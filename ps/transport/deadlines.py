@@ -64,15 +64,9 @@ class Deadlines:
 
 
 class Backoff:
-    """Pauses that double from ``first`` to ``longest``, until a deadline that begins now.
+    """Pauses that double from ``first`` to ``longest`` seconds, until a deadline ``timeout`` seconds from now.
 
-    Each pause is random, between half and all of its length, so that callers that failed together do not all retry at
-    the same moment.
-
-    Args:
-        first, longest: the first and the longest pause, in seconds.
-        timeout: seconds until the deadline.
-        sleep: waits for a number of seconds, or less; None: the world's.
+    Each is random, between half and all of its length, so that callers that failed together do not retry together.
     """
 
     def __init__(

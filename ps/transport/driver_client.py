@@ -20,10 +20,7 @@ def publication(
     model: bytes = b"",
     layouts: Sequence[Layout] = (),
 ) -> messages.Publish:
-    """Return the message with the initial center (float32), the moving statistics and the model file.
-
-    With the ``layouts`` of center and statistics, errors name the array that contains a NaN.
-    """
+    """Return the message with initial center (float32), moving statistics and model; ``layouts`` name arrays."""
     blobs = (model, encode(layouts) if layouts else b"")
     arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
     return messages.Publish(center, moving_statistics, *arrays)
@@ -65,11 +62,7 @@ class DriverClient(Client):
         return self.request(messages.Inspect(moved_after, wants), messages.CenterReply)
 
     def set_values(self, rows: np.ndarray) -> int:
-        """Set numbers for all workers, float64 ``(numbers, 2)`` of place and value; see `messages.SetValues`.
-
-        Returns:
-            The clock of the first commit after the change.
-        """
+        """Set numbers for all workers (see `messages.SetValues`); return the clock of the first commit after that."""
         return self.request(messages.SetValues(np.ascontiguousarray(rows, np.float64)), messages.Ack).clock
 
     def whole_center(
@@ -77,11 +70,8 @@ class DriverClient(Client):
     ) -> tuple[messages.CenterReply, Vector]:
         """Return the present center, and a vector of its elements and those of ``tables``, all of the same clock.
 
-        The tables are read in blocks, while workers commit. Rows that move meanwhile are read again with the center.
-
-        Args:
-            tables: the first tables of the server, each of which is kept whole.
-            wants: rows of the other tables, which follow those of ``tables`` in the reply; see `messages.Inspect`.
+        The tables, the first and whole ones, are read in blocks, while workers commit. Rows that move meanwhile are
+        read again with the center. ``wants`` are rows of the other tables, which follow in the reply.
         """
         while True:
             before = self.center()
@@ -98,21 +88,16 @@ class DriverClient(Client):
                 return reply, vector
 
     def table(self, number: int, shape: TableShape, out: np.ndarray | None = None) -> np.ndarray:
-        """Return table ``number``, float32 ``(rows, width)``, written into ``out`` if that is given.
-
-        It is read in blocks, which have different clocks while workers commit.
-        """
+        """Return table ``number``, float32 ``(rows, width)``, in ``out`` if given; its blocks have different clocks."""
         out = np.empty((shape.rows, shape.width), np.float32) if out is None else out
         for request, answer in self._blocks(number, shape):
             out[request.start : request.start + request.count] = answer.rows.reshape(request.count, shape.width)
         return out
 
     def publish_touched(self, number: int, shape: TableShape, blocks: Iterable[tuple[Ids, np.ndarray]]) -> None:
-        """Send the initial touched rows of table ``number``, a partial table.
+        """Send the initial touched rows of a partial table, in blocks of numbers and rows, each row in one block.
 
-        Args:
-            blocks: row numbers, and the rows, float32 ``(count, width)``; a row is in one block only. They are read
-                unless the server has restored the table.
+        The blocks are not read if the server has restored the table.
         """
         start, step = 0, block_rows(shape)
         for ids, rows in blocks:
@@ -125,10 +110,7 @@ class DriverClient(Client):
                     return
 
     def touched(self, number: int, shape: TableShape) -> Iterator[tuple[Ids, np.ndarray]]:
-        """Yield the touched rows of table ``number`` in blocks: their numbers, and float32 ``(count, width)``.
-
-        The blocks have different clocks while workers commit.
-        """
+        """Yield the touched rows of table ``number``: numbers and rows, in blocks, which have different clocks."""
         for request, answer in self._blocks(number, shape):
             if len(answer.ids):
                 yield answer.ids, answer.rows.reshape(-1, shape.width)

@@ -24,10 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def offer_slots(sizes: SlotSizes, world: World) -> tuple[SharedMemory, SharedSlots, str] | None:
-    """Return new memory, its slots, and the token in it as hexadecimal digits; None: no memory is available.
-
-    The caller may hide the memory once the peer has answered the `Hello` that names it.
-    """
+    """Return new memory, its slots, and the token in it as hexadecimal digits; None: no memory is available."""
     try:
         memory = world.share(sizes.nbytes)
     except OSError as error:
@@ -39,10 +36,7 @@ def offer_slots(sizes: SlotSizes, world: World) -> tuple[SharedMemory, SharedSlo
 
 
 def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | None:
-    """Return the slots in the memory that a worker offers; None: it offers none, or is not on this host.
-
-    Although the peer is authenticated, the memory must have the expected size and contain the peer's token.
-    """
+    """Return the slots in the memory that a worker offers; None: it offers none, or is not on this host."""
     if not hello.memory:
         return None
     try:
@@ -63,13 +57,9 @@ def map_slots(hello: Hello, sizes: SlotSizes, world: World) -> SharedSlots | Non
 def begin_handshake(
     channel: Channel, hello: Hello, sizes: SlotSizes | None, timeout: float, world: World
 ) -> SharedSlots | None:
-    """Send ``hello`` to another worker, and return the slots through which they exchange vectors; None: none.
+    """Send the ``hello`` of this worker to another one, and return the slots for their vectors; None: none.
 
-    Args:
-        channel: to the other worker, which calls `answer_handshake`.
-        hello: the `Hello` with which this worker joined the server.
-        sizes: the layout of the memory to offer; None: offer none.
-        timeout: seconds that the answer may take.
+    ``sizes`` is the layout of the memory to offer; None: offer none.
     """
     memory, slots, token = (offer_slots(sizes, world) if sizes is not None else None) or (None, None, "")
     try:
@@ -103,11 +93,7 @@ _HANDSHAKES_MAX = 64
 
 
 class MemberListener:
-    """A port, bound by the constructor, and a thread for each connection that arrives after `start`.
-
-    Args:
-        host: the address at which others reach this worker.
-    """
+    """A port of ``host``, bound by the constructor, and a thread for each connection that arrives after `start`."""
 
     def __init__(self, host: str, key: bytes, deadlines: Deadlines, world: World = REAL) -> None:
         self._key, self._deadlines, self._world = key, deadlines, world
@@ -132,7 +118,6 @@ class MemberListener:
             take: called in the connection's thread with the peer's `Hello`; returns whether it takes the channel over.
                 Otherwise, and after an error of the connection, the channel is closed.
             most: how many members may be connected at a time.
-            allocate: returns the allocator for the arrays of one connection.
         """
 
         def accept() -> None:

@@ -58,12 +58,7 @@ class Purpose(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Membership:
-    """The members of a job, as seen by one of them.
-
-    Args:
-        places: worker, host and port of each member, by rank.
-        nodes: the number of nodes, P.
-    """
+    """The members of a job, as seen by one of them: worker, host and port of each, by rank, and P nodes."""
 
     places: tuple[tuple[int, str, int], ...]
     nodes: int
@@ -111,13 +106,9 @@ class Membership:
 
 
 class MemberLinks:
-    """One member's connections to the members of its node and to those of its group.
+    """One member's connections to the members of its node and to those of its group; ``shared``: through shared memory.
 
-    The constructor binds a port. Call `connect` when the membership is known, and `close` in any case.
-
-    Args:
-        host: the address at which others reach this member.
-        shared: let the members of a node exchange through shared memory, if possible.
+    The constructor binds a port of ``host``. Call `connect` when the membership is known, and `close` in any case.
     """
 
     def __init__(
@@ -157,13 +148,9 @@ class MemberLinks:
         return self._membership
 
     def meet(self, client: WorkerClient, node: str, batches: int) -> bool:
-        """Announce this member, and connect to the others when all are known.
+        """Announce this member, of the node of this name, and connect to the others when all are known.
 
-        Args:
-            node: the name that all members of one node share.
-
-        Returns:
-            False if the job ends early, so that there are no members. All connections are closed then, and on an error.
+        Return False if the job ends early, without members. All connections are closed then, and on an error.
         """
         try:
             members = client.announce(*self.address, node, batches)
@@ -248,15 +235,10 @@ class MemberLinks:
         return own if slots is None else slots.next_vector()
 
     def sum_gradients(self, step: int, gradient: Vector | None, learning_rate: float) -> tuple[Vector, int, float]:
-        """Sum the gradients of this member's node.
+        """Sum the gradients of this member's node; None: its rows have ended.
 
-        Args:
-            gradient: this member's gradient; None: its rows have ended.
-            learning_rate: of the node's step, if this member is the first of its node.
-
-        Returns:
-            The sum, valid until the next step; the number of gradients in it (0: the sum is empty); and the learning
-            rate of the node's first member.
+        Return the sum, valid until the next step; the number of gradients in it (0: the sum is empty); and the learning
+        rate of the node's first member.
         """
         first, *others = self.membership.node
         empty = np.empty(0, np.float32)
@@ -330,11 +312,7 @@ class MemberLinks:
         return vector
 
     def mean_loss(self, step: int, total: float, samples: float) -> float:
-        """Return the mean loss of the epoch that ends with ``step``, over all members, summed in their order.
-
-        Args:
-            total: the sum of the losses of this member's samples.
-        """
+        """Return the mean loss of the epoch that ends with ``step``, over the samples of all members."""
         node, group = self.membership.node, self.membership.group
         losses = self._gather_losses(node, PeerLoss(step, total, samples))
         if self.membership.device == 0:

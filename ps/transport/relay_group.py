@@ -63,12 +63,8 @@ class _Session:
 class Relay:
     """The relay's end: collects the movements of a group, and sends the center to its workers.
 
-    The constructor binds a port. Every worker has a `Relay`, even if it is not the relay of its group: others may
-    connect before it becomes the relay, and then wait.
-
-    Args:
-        host: the address at which others reach this worker.
-        hello: the `Hello` with which this worker joins the server.
+    The constructor binds a port of ``host``. Every worker has a `Relay`, even if it is not the relay of its group:
+    others may connect before it becomes the relay, and then wait.
     """
 
     def __init__(
@@ -112,10 +108,7 @@ class Relay:
         """Wait for the movements of the others, and return those that arrived, in the order of the workers.
 
         A movement that does not arrive within the duration of a lease is left out, and added to the next sum. Workers
-        that have ended or died before they could connect are not waited for.
-
-        Args:
-            members: requests the other workers of the group from the server.
+        that have ended or died before they could connect are not waited for: ``members`` asks the server.
         """
         deadline = self._world.monotonic() + self._deadlines.lease
         while absent := self._wait_for_commits(deadline):
@@ -132,11 +125,7 @@ class Relay:
             ]
 
     def _wait_for_commits(self, deadline: float) -> set[int]:
-        """Wait until all movements have arrived, or until the deadline.
-
-        Returns:
-            The workers that are not connected after a second; an empty set if the wait is over.
-        """
+        """Wait for all movements, or for the deadline; return the workers not connected after a second, if any."""
         began = self._world.monotonic()
         with self._changed:
             while True:
@@ -218,10 +207,7 @@ class Relay:
         return False
 
     def _enter(self, session: _Session) -> bool:
-        """Wait until this worker is the relay; return whether to serve the session.
-
-        The other worker may have received the server's reply before this one.
-        """
+        """Wait until this worker is the relay, as the other may know before it; return whether to serve the session."""
         deadline = self._world.monotonic() + self._deadlines.handshake
         with self._changed:
             while not self._leads:
@@ -289,12 +275,7 @@ class Relay:
 class RelayLink:
     """The other end: a worker's connection to the relay of its group, which is authenticated with the job's key.
 
-    Args:
-        hello: the `Hello` with which this worker joined the server.
-        allocate: the allocator for the arrays of replies.
-
-    Raises:
-        RelayLostError: the relay cannot be reached, or does not answer.
+    A RelayLostError says that the relay cannot be reached, or does not answer.
     """
 
     def __init__(
@@ -357,12 +338,9 @@ def _lost(error: Exception) -> RelayLostError:
 
 
 class RelayGroup:
-    """A worker's place in its group; for the thread of its `WorkerClient`, but for `close`.
+    """A worker's place in its group, for the thread of its `WorkerClient`, but for `close`.
 
-    Args:
-        host: returns the address at which others reach this worker, once it has joined.
-        node: the name of the host, the same for all of its workers.
-        shared: exchange vectors through shared memory, if possible.
+    ``host`` returns its address once it has joined; ``node`` names its machine; ``shared``: through shared memory.
     """
 
     def __init__(self, host: Callable[[], str], node: str, workers: int, *, shared: bool = True) -> None:
@@ -437,9 +415,8 @@ class RelayGroup:
     def send(self, client: WorkerClient, commit: Commit) -> CenterReply | Ack:
         """Send ``commit`` in the group's sum, and return the reply.
 
-        Raises:
-            RelayLostError: it is unknown whether the commit was applied. After the worker has joined again, that is
-                final: a sum that is still in flight is refused.
+        After a RelayLostError it is unknown whether it was applied, until the worker has joined again: then a sum that
+        is still in flight is refused.
         """
         if not is_finite(commit):
             self.leave()

@@ -62,13 +62,7 @@ class MemberState(NamedTuple):
 
     @classmethod
     def decode(cls, kept: OptimizerState | None, sequence: int, sizes: tuple[int, int], worker: int) -> MemberState:
-        """Return the state that `encode` has encoded.
-
-        Args:
-            kept: the state that the server has kept; None: none.
-            sequence: the commit after which it must have been taken.
-            sizes: elements of the parameters and of the moving statistics.
-        """
+        """Return the state that `encode` has encoded, taken after commit ``sequence`` and of these ``sizes``."""
         found = kept.sequence if isinstance(kept, KeptOptimizer) else 0
         if kept is None or found != sequence or kept.damaged:
             raise SnapshotError(
@@ -96,10 +90,7 @@ class MemberState(NamedTuple):
 
 
 class MemberReplica:
-    """A replica that trains as a member of a node; see `loop.WorkerReplica`.
-
-    Args:
-        state: the state to continue from; None: begin from the center.
+    """A replica that trains as a member of a node (see `loop.WorkerReplica`), from a ``state``, or from the center.
 
     Attributes:
         theta: the node's parameters, shape ``(size,)``, float32.
@@ -225,8 +216,7 @@ class MemberReplica:
     def train(self, batches: Sequence[BatchLike]) -> np.ndarray:
         """Take one step of the node for each batch; after this member's last batch, also the node's remaining steps.
 
-        Returns:
-            float64 ``(len(batches), metrics)``: loss and metrics of this member's mini-batches.
+        Return loss and metrics of this member's mini-batches, float64 ``(len(batches), metrics)``.
         """
         rows = []
         self._load_optimizer(batches[0])

@@ -30,11 +30,7 @@ _COUNTED = 3
 
 
 class SaveInterval:
-    """Decides when the next state is due, so that sending states takes at most ``share`` of the measured time.
-
-    Args:
-        now: clock, seconds.
-    """
+    """Decides when the next state is due, so that sending states takes at most ``share`` of the measured time."""
 
     def __init__(self, share: float = SHARE, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
@@ -72,13 +68,9 @@ class StatefulReplica(Replica, Protocol):
         """Return the state of the optimizer; None if it has none that must be kept."""
 
     def load_optimizer(self, state: OptimizerState | None, example: Any) -> str | None:
-        """Set the state of the optimizer, before the first step.
+        """Set the kept state of the optimizer, if any, before the first step.
 
-        Args:
-            state: the kept state; None: the server has none.
-
-        Returns:
-            None if the optimizer has no state; "" if the given state was loaded; else the reason why it was not.
+        Return None if the optimizer has no state; "" if the state was loaded; else the reason why it was not.
         """
 
 
@@ -109,11 +101,7 @@ def with_history(rule: Rule, state: WorkerState, optimizer: OptimizerState | Non
 def load_history(
     rule: Rule, replica: Replica, state: WorkerState, kept: OptimizerState
 ) -> tuple[str, OptimizerState | None]:
-    """Let the rule continue from ``kept``, the result of `with_history`.
-
-    Returns:
-        Why it cannot, or "", and the state of the optimizer; None: it had none.
-    """
+    """Let the rule continue from what `with_history` returned; return why not, or "", and the optimizer's state."""
     if kept.damaged:
         return f"its {kept.content.nbytes} bytes have another checksum than {kept.checksum:#010x}", None
     try:
@@ -157,11 +145,7 @@ class OptimizerKeeper:
         self._took = 0.0
 
     def begin(self, example: Any, own: WorkerState) -> _Steps:
-        """Take over the state that an earlier loop has sent, before the first step; its mini-batch is ``example``.
-
-        Args:
-            own: the state of the rule, right after `Rule.start`.
-        """
+        """Take over the state that an earlier loop has sent, before the first step; ``own`` is the rule's."""
         self._state = own
         if not self._continues:
             return

@@ -138,11 +138,7 @@ class TableWindows:
 
 
 def require_table_windows(rule: Rule, *, overlap: bool) -> None:
-    """Raise a ConfigurationError unless a worker may send tables by rows under ``rule``.
-
-    Args:
-        overlap: whether windows overlap with exchanges, or have their length chosen during training.
-    """
+    """Raise a ConfigurationError unless a worker may send tables by rows under ``rule``."""
     if not rule.traits.rows or overlap or not isinstance(rule.window, int):
         raise ConfigurationError(
             "tables travel by rows for rules with the trait `rows`, a window in steps, and without overlap. "

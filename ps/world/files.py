@@ -94,15 +94,7 @@ class Files(Protocol):
 
 
 def open_files(uri: str, *, create: bool = True) -> Files:
-    """Return the files in the directory ``uri``, a local path or a URI.
-
-    Args:
-        create: make the directory if it does not exist.
-
-    Raises:
-        ConfigurationError: nothing opens this URI.
-        OSError: the directory cannot be made, or is not there.
-    """
+    """Return the files in the directory ``uri``, a path or a URI; OSError if it cannot be made, or is missing."""
     filesystem, root = _located(uri)
     return LocalFiles(Path(root), create) if filesystem is None else ArrowFiles(filesystem, root, create)
 
@@ -148,10 +140,7 @@ def _arrow_errors_as_os_errors() -> Iterator[None]:
 
 
 class LocalFiles:
-    """Files of this system that no other user may read: a new directory has mode 0700, each file 0600.
-
-    The directory ``root`` is created if it does not exist and ``create`` says so; an existing one keeps its mode.
-    """
+    """Files of this system that no other user may read: a new directory has mode 0700, each file 0600."""
 
     def __init__(self, root: Path, create: bool = True) -> None:
         self._root = root

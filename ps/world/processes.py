@@ -58,9 +58,8 @@ class Child(Protocol):
 class ChildProcess:
     """A process of the system.
 
-    Args:
-        command: program and arguments. ``--driver FD`` is appended if the system has a descriptor that reports the end
-            of this process, even if other processes have a copy.
+    ``--driver FD`` is appended to the command if the system has a descriptor that reports the end of this process, even
+    if other processes have a copy.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -66,7 +66,7 @@ class AnonymousFile:
 
 
 def map_shared(place: str, size: int) -> memoryview:
-    """Return the memory at ``place``, which another process of this user has created, with all of its pages reserved.
+    """Return the memory that another process of this user has created at ``place``, with all of its pages reserved.
 
     Only numbers are taken from ``place``, and only a sealed anonymous file of exactly ``size`` bytes is mapped.
     """

@@ -32,22 +32,15 @@ class Stream(Protocol):
     def read(self, spaces: list[memoryview], timeout: float, whole: bool) -> int:
         """Read into ``spaces``, and return the number of bytes; 0 is the end of the stream.
 
-        If ``whole``, fill all of ``spaces``, unless the time or the stream ends first.
-
-        Raises:
-            TimeoutError, BlockingIOError: nothing arrived within ``timeout`` seconds.
+        If ``whole``, fill all of ``spaces``, unless the time or the stream ends first. A TimeoutError or
+        BlockingIOError says that nothing arrived within ``timeout`` seconds.
         """
 
     def write(self, buffers: list[memoryview], timeout: float) -> int:
         """Send a part of ``buffers``; return the number of bytes; raise TimeoutError or BlockingIOError if none."""
 
     def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
-        """Run the TLS handshake, and encrypt from now on.
-
-        Raises:
-            TimeoutError: it took longer than ``timeout`` seconds.
-            ssl.SSLError: the peer does not speak TLS, or has another certificate.
-        """
+        """Run the TLS handshake within ``timeout`` seconds, and encrypt from now on."""
 
     def enlarge(self) -> None:
         """Enlarge the buffers for vectors, after the handshake."""
