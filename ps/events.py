@@ -109,7 +109,6 @@ class Events:
         handle(record)
 
     def all(self) -> list[Event]:
-        """Return the retained events, in order of time."""
         with self._lock:
             return sorted(self._events, key=lambda event: event.timestamp)
 

@@ -38,7 +38,6 @@ Weight = np.ndarray | tuple[np.ndarray, ...] | None
 
 
 def flat_weight(weight: Weight) -> ColumnArrays:
-    """Return the arrays of sample weights."""
     return () if weight is None else weight if isinstance(weight, tuple) else (weight,)
 
 
@@ -108,16 +107,13 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Return the number of rows, n."""
         return len(self.x[0])
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all arrays."""
         return sum(array.nbytes for array in (*self.x, *self.y, *flat_weight(self.weight)))
 
     def copy(self) -> Batch:
-        """Return the batch with arrays of its own."""
         x, y, weight = (tuple(array.copy() for array in side) for side in (self.x, self.y, flat_weight(self.weight)))
         return replace(self, x=x, y=y, weight=as_weight(weight))
 
@@ -241,5 +237,4 @@ class DataSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one row."""
         return sum(column.row_bytes for column in self.columns)

@@ -148,7 +148,6 @@ def listed(columns: Entries | Mapping[str, str]) -> tuple[str, ...]:
 
 
 def inputs_of(model: keras.Model) -> Parts:
-    """Return the inputs of a Functional or Sequential model."""
     return Parts("inputs", *_names(getattr(model, "_inputs_struct", None), [t.name for t in model.inputs or ()]))
 
 

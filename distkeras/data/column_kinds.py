@@ -144,7 +144,6 @@ def kind_in(spark_type: DataType) -> tuple[DataType, ColumnKind | None, int]:
 
 
 def is_scalar(spark_type: DataType) -> bool:
-    """Return whether a column holds one number a row."""
     _, kind, depth = kind_in(spark_type)
     return kind is not None and not depth
 
@@ -174,7 +173,6 @@ _DECIMAL_DIGITS = 38
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether a type of Arrow's is a list."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 

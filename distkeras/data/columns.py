@@ -77,7 +77,6 @@ class Column:
 
     @property
     def size(self) -> int:
-        """Return the number of elements of one row's value."""
         return math.prod(self.shape)
 
     @property
@@ -87,12 +86,10 @@ class Column:
 
     @property
     def whole(self) -> bool:
-        """Return whether the values are integers, or booleans."""
         return np.dtype(self.dtype).kind != "f"
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one row's value."""
         return self.size * np.dtype(self.dtype).itemsize
 
     def name_of(self, place: int) -> str:

@@ -77,7 +77,6 @@ class Spool:
 
     @property
     def on_disk(self) -> bool:
-        """Return whether the budget was exceeded."""
         return self._files is not None
 
     def append(self, arrays: ColumnArrays) -> ColumnArrays:
@@ -190,7 +189,6 @@ class Prefetcher(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Return whether `close` was called."""
         return self._closed
 
     def start(self) -> None:

@@ -91,7 +91,6 @@ class SparkFacts:
 
     @classmethod
     def of(cls, session: SparkSession) -> SparkFacts:
-        """Read the facts of ``session``."""
         context = context_of(session)
         values = {name: session.conf.get(name, None) for name in _SETTINGS}
         settings = {name: str(value) for name, value in values.items() if value is not None}
@@ -102,7 +101,6 @@ class SparkFacts:
 
     @property
     def local(self) -> bool:
-        """Return whether tasks run within the driver's own process."""
         return is_local(self.master)
 
     def default_workers(self) -> int:
@@ -330,7 +328,6 @@ def in_callers_scope(session: SparkSession, function: Callable[[], None]) -> Cal
 
 @contextlib.contextmanager
 def tagged(session: SparkSession, tag: str) -> Iterator[None]:
-    """Give the jobs of this thread a tag."""
     context = context_of(session)
     (context.addJobTag if context else session.addTag)(tag)
     try:

@@ -68,7 +68,6 @@ class BoundData:
 
 
 def _class_weights(df: DataFrame, spec: DataSpec, settings: TrainSettings) -> dict[int, float]:
-    """Return the weight of each class of a job on ``df``."""
     weights = settings.class_weight
     if not isinstance(weights, dict):
         require_classes({}, spec)

@@ -121,7 +121,6 @@ class CallbackRunner:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the job began."""
         return time.monotonic() - self._began
 
     def begin(self, status: Callable[[], Status]) -> None:
@@ -133,7 +132,6 @@ class CallbackRunner:
                     thread.begin()
 
     def start(self) -> None:
-        """Start calling the callbacks."""
         self._began = time.monotonic()
         for thread in self._threads:
             thread.start()
@@ -143,7 +141,6 @@ class CallbackRunner:
         return threading.current_thread() in self._threads
 
     def update(self, status: Status) -> None:
-        """Set the latest status of the server."""
         with self.changed:
             self.status = status
             self.changed.notify_all()
@@ -203,7 +200,6 @@ class _CallbackThread(threading.Thread):
         return self._replica
 
     def begin(self) -> None:
-        """Call `Callback.on_start`."""
         self.callback.on_start(self._context(self._job.status, self._job.seconds))
 
     def run(self) -> None:

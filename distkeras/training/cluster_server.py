@@ -202,7 +202,6 @@ class ClusterServer:
         return self._action
 
     def connect(self) -> RemoteClient:
-        """Return a new connection of the driver."""
         return RemoteClient(self._session, self.address, self._deadlines)
 
     def alive(self) -> bool:
@@ -248,7 +247,6 @@ class ClusterServer:
                 self._may_restart = False
 
     def ask_once(self, call: Callable[[DriverClient], _R]) -> _R:
-        """Return the result of ``call`` with the driver's connection."""
         return call(self._driver)
 
     def abandon(self, error: DistkerasError) -> None:

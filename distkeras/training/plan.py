@@ -71,7 +71,6 @@ class JobPlan:
 
     @property
     def spec(self) -> DataSpec:
-        """The columns, mini-batches and epochs."""
         return self.data.spec
 
     @property

@@ -86,7 +86,6 @@ class Supervisor:
 
     @property
     def address(self) -> Address:
-        """The server's address for workers."""
         return self._process.address
 
     @property
@@ -95,11 +94,9 @@ class Supervisor:
         return self._process.resumed
 
     def connect(self) -> DriverClient:
-        """Return a new connection of the driver."""
         return DriverClient(self._process.address, self._process.settings.deadlines, self._world, met=True)
 
     def alive(self) -> bool:
-        """Return whether the process runs."""
         return self._process.alive()
 
     def record_activity(self) -> None:

@@ -187,7 +187,6 @@ class Center:
 
     @property
     def size(self) -> int:
-        """Elements of the center."""
         return self.pool.size
 
     @property
@@ -197,7 +196,6 @@ class Center:
 
     @cached_property
     def table_shapes(self) -> tuple[TableShape, ...]:
-        """The shapes of the tables."""
         return tuple(table.shape for table in self.tables)
 
     def _make_worker_vectors(self) -> tuple[Vector, ...]:

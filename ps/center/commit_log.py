@@ -43,7 +43,6 @@ class LogRows(NamedTuple):
 
 
 def joined(pieces: list[LogRows], dtype: np.dtype) -> LogRows:
-    """Return the concatenation of ``pieces``; ``dtype`` is that of their commits."""
     if len(pieces) == 1:
         return pieces[0]
     history = [piece.history for piece in pieces if piece.history.size]
@@ -91,7 +90,6 @@ class CommitFile:
         self._firsts.append(block.first)
 
     def read(self, first: int, count: int) -> list[LogRows]:
-        """Return ``count`` commits from number ``first`` on, in pieces."""
         pieces, end = [], first + count
         place = max(0, bisect_right(self._firsts, first) - 1)
         while place < len(self._blocks) and self._blocks[place].first < end:
@@ -101,7 +99,6 @@ class CommitFile:
         return pieces
 
     def _read(self, block: _Block, low: int, high: int) -> LogRows:
-        """Return the commits from ``low`` to ``high`` of one block."""
         after_commits = block.offset + block.commits * self._dtype.itemsize
         after_lengths = after_commits + 8 * block.commits
         lengths = self._array(after_commits, block.commits, np.dtype(np.int64))
@@ -139,7 +136,6 @@ class CommitFile:
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """Return the memory of a contiguous ``array``."""
     return memoryview(array).cast("B") if array.size else memoryview(b"")  # type: ignore[arg-type]  # any dtype has bytes
 
 
@@ -222,7 +218,6 @@ class CommitLog:
         self._staleness: deque[float] = deque(maxlen=_RECENT)
 
     def add(self, commit: Commit, outcome: CommitOutcome) -> None:
-        """Append one commit."""
         row, history = _of_commit(commit) + outcome, commit.history
         self._commits.append(row)
         self._history.append(history)
@@ -300,7 +295,6 @@ class CommitLog:
         self._staleness.extend(totals["staleness"])
 
     def _recent(self, start: int, end: int) -> LogRows:
-        """Return the commits in memory from ``start`` to ``end``."""
         history = self._history[start:end]
         pieces = [rows for rows in history if rows.size]
         return LogRows(

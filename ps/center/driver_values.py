@@ -56,11 +56,9 @@ class DriverValues:
         return otherwise(clock)
 
     def state(self) -> dict[str, Any]:
-        """Return everything for a snapshot, JSON-ready."""
         return {"version": self.current.version, "rows": self.current.rows.tolist(), "rates": self._rates}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
         self._rates = [(clock, rate) for clock, rate in state["rates"]]
         self.current = Values(state["version"], np.array(state["rows"], np.float64).reshape(-1, 2))
 

@@ -134,12 +134,10 @@ class PartitionLease:
 
     @property
     def connected(self) -> bool:
-        """Return whether the holder is connected."""
         return self.state is LeaseState.HELD
 
     @property
     def finished(self) -> bool:
-        """Return whether the partition's data has ended."""
         return self.state is LeaseState.FINISHED
 
     def move(self, state: LeaseState) -> None:
@@ -149,7 +147,6 @@ class PartitionLease:
         self.state = state
 
     def require_next(self, commit: Commit) -> None:
-        """Check that ``commit`` is the next one of the partition."""
         if commit.sequence != self.sequence + 1:
             raise RemoteProtocolError(
                 f"a commit must have sequence {self.sequence + 1}. Received: sequence {commit.sequence}",

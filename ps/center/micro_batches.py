@@ -65,7 +65,6 @@ def commits_before(center: Center) -> int:
 
 
 def number_of(center: Center) -> int:
-    """Return the number of the current micro-batch."""
     return NO_MICRO_BATCH if center.micro_batch is None else center.micro_batch.number
 
 

@@ -90,31 +90,24 @@ class Synchronous(Scheduler):
         self.arrived: set[int] = set()
 
     def committed(self, worker: int) -> None:
-        """Record that ``worker`` has arrived in this round."""
         self.arrived.add(worker)
 
     def round_complete(self) -> bool:
-        """Return whether there are contributions and no active worker is missing."""
         return bool(self.arrived) and self.active <= self.arrived
 
     def next_round(self) -> None:
-        """Release all workers, and begin the next round."""
         self.arrived.clear()
 
     def ready(self, worker: int) -> bool:
-        """Return whether the round that ``worker`` arrived in has ended."""
         return worker not in self.arrived and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
-        """Return the workers that have not joined; if all have, those that have not arrived in this round."""
         return self.missing() or self.active - self.arrived
 
     def progress(self) -> dict[int, int]:
-        """Return a 1 for each worker that has arrived."""
         return dict.fromkeys(self.arrived, 1)
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
-        """Restore the active workers and the unfinished round."""
         super().restore(progress, seen=seen, active=active)
         self.arrived = set(progress)
 
@@ -134,17 +127,14 @@ class BoundedStaleness(Scheduler):
         self._slowest = 0  # iterations of the slowest active worker; cached, because `ready` is called often
 
     def joined(self, worker: int) -> None:
-        """Record that the others wait for ``worker``."""
         super().joined(worker)
         self._find_slowest()
 
     def finished(self, worker: int) -> None:
-        """Record that no worker waits for ``worker`` any more."""
         super().finished(worker)
         self._find_slowest()
 
     def committed(self, worker: int) -> None:
-        """Record that ``worker`` has ended an iteration."""
         self.iterations[worker] += 1
         if self.iterations[worker] == self._slowest + 1:
             self._find_slowest()
@@ -154,20 +144,16 @@ class BoundedStaleness(Scheduler):
         self._slowest = min((self.iterations[other] for other in self.active), default=furthest)
 
     def ready(self, worker: int) -> bool:
-        """Return whether ``worker`` is not too far ahead."""
         return self.iterations[worker] - self._slowest <= self.bound and self._gathered()
 
     def waiting_for(self, worker: int) -> set[int]:
-        """Return the workers that have not joined; if all have, those that are too far behind ``worker``."""
         limit = self.iterations[worker] - self.bound
         return self.missing() or {other for other in self.active if self.iterations[other] < limit}
 
     def progress(self) -> dict[int, int]:
-        """Return the iterations of each worker."""
         return dict(self.iterations)
 
     def restore(self, progress: dict[int, int], *, seen: set[int], active: set[int]) -> None:
-        """Restore the active workers and the iterations."""
         super().restore(progress, seen=seen, active=active)
         self.iterations |= progress
         self._find_slowest()

@@ -179,11 +179,9 @@ class PartialTable(Table):
 
     @property
     def count(self) -> int:
-        """The number of touched rows."""
         return len(self._index)
 
     def ids_of(self, places: slice | Ids) -> Ids:
-        """Return the row numbers of the rows of `array` at ``places``."""
         return self._ids[places]
 
     def _places(self, ids: Ids) -> Ids:
@@ -203,7 +201,6 @@ class PartialTable(Table):
         return places
 
     def gather(self, ids: Ids, out: Vector | None = None) -> Vector:
-        """Return a copy of the rows ``ids``, flat; in ``out``, if that is given."""
         out = np.empty(ids.size * self.shape.width, self.array.dtype) if out is None else out
         rows = out.reshape(-1, self.shape.width)
         places = self._index.find(ids)
@@ -226,7 +223,6 @@ class PartialTable(Table):
         self.changes.mark(start, start + len(ids))
 
     def restore(self, rows: np.ndarray, ids: Ids) -> None:
-        """Take over the touched rows of a snapshot, and their numbers."""
         self._index.add(ids)
         self.array, self._ids = rows, ids
         self.changes.grow(len(rows))

@@ -168,11 +168,9 @@ class Ownership:
         return max((name.claim.epoch for name in names if self.is_own(name)), default=0)
 
     def is_own(self, name: Name) -> bool:
-        """Return whether a file was written by a server of this job."""
         return name.claim.token == self._token
 
     def withdraw(self) -> None:
-        """Remove the claim; errors are ignored."""
         self._store.delete([str(Name("owner", self.claim))])
 
     def require_own(self, names: Iterable[Name], epoch: int) -> None:

@@ -71,12 +71,10 @@ class LogFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the files."""
         return tuple(file.name for file in self.files)
 
     @property
     def commits(self) -> int:
-        """The number of commits in all files."""
         return sum(file.commits for file in self.files)
 
     def due(self) -> int:
@@ -235,7 +233,6 @@ class SnapshotDirectory:
 
     @property
     def claim(self) -> Claim:
-        """This server's claim; raise LocalProtocolError before it is written."""
         return self._ownership.claim
 
     @property

@@ -235,7 +235,6 @@ class Store:
 
 
 def _with_checksum(pieces: Iterable[Any]) -> Iterator[Any]:
-    """Yield ``pieces``, and the checksum over them."""
     checksum = 0
     for piece in pieces:
         checksum = zlib.crc32(piece, checksum)

@@ -214,12 +214,10 @@ def covers(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> bool:
 
 
 def whole_files(files: Iterable[RowFile], table: int) -> list[RowFile]:
-    """Return the whole files of ``table``."""
     return [file for file in files if file.table == table and file.whole]
 
 
 def partial_files(files: Iterable[RowFile], table: int) -> list[RowFile]:
-    """Return the partial files of ``table``."""
     return [file for file in files if file.table == table and not file.whole]
 
 

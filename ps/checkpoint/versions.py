@@ -179,7 +179,6 @@ class VersionFolder:
         self._store.delete_drafts(text for text, reader in drafts.items() if reader and reader.seconds < oldest)
 
     def versions(self) -> list[Version]:
-        """Return all versions, oldest first."""
         return self._list().versions
 
     def latest(self, timeout: float = 0.0) -> Version:

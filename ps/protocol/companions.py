@@ -43,7 +43,6 @@ class Companion(NamedTuple):
 
 
 def is_finite(commit: Commit) -> bool:
-    """Return whether the parts and moving statistics of ``commit`` are finite."""
     return all(map(all_finite, (*commit.parts, commit.moving_statistics)))
 
 
@@ -67,7 +66,6 @@ def join(own: Commit, others: Sequence[Companion], parts: tuple[Vector, ...]) ->
 
 
 def _mean_statistics(commits: Sequence[Commit]) -> Vector:
-    """Return the mean of the moving statistics, weighted by steps."""
     if not commits[0].moving_statistics.size:
         return NO_FLOATS
     total = np.zeros_like(commits[0].moving_statistics)

@@ -283,7 +283,6 @@ class _Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the body."""
         return 0 if self.slot is not None else _DTYPES[self.code].itemsize * self.size
 
 
@@ -603,7 +602,6 @@ class Connection:
         return encode(message, self.seal, self._slots)
 
     def spaces(self) -> list[memoryview]:
-        """See `Reader.spaces`."""
         return self._reader.spaces()
 
     def received(self, count: int) -> tuple[Message | EndOfStream | None, list[bytes | memoryview]]:

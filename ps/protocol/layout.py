@@ -39,7 +39,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Elements of the flat vector."""
         return self.offsets[-1]
 
     def empty(self) -> Vector:
@@ -62,7 +61,6 @@ class Layout:
 
 
 def encode(layouts: Sequence[Layout]) -> bytes:
-    """Return layouts as bytes."""
     return json.dumps([list(zip(layout.names, layout.shapes, strict=True)) for layout in layouts]).encode()
 
 

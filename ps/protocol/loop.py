@@ -67,7 +67,6 @@ class CommitRecord:
 
     @property
     def steps(self) -> int:
-        """The local steps of the payload."""
         return self.last - self.first + 1
 
 

@@ -132,7 +132,6 @@ class Commit(CommitRecord, Message, kw_only=True):
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes of the payload on the wire."""
         return sum([part.nbytes for part in self.packed or self.parts]) + self.row_bytes
 
     @property
@@ -142,7 +141,6 @@ class Commit(CommitRecord, Message, kw_only=True):
 
     @property
     def rows_moved(self) -> int:
-        """The number of rows that the commit moves, of all tables."""
         return sum([ids.size for ids in self.touched]) if self.touched else 0
 
     @property
@@ -474,7 +472,6 @@ class Announce(LeaseMessage):
 
     @property
     def line(self) -> str:
-        """The line of this member in `Members`."""
         return f"{self.worker} {self.host} {self.port}"
 
 
@@ -553,7 +550,6 @@ _LONGEST_TRACEBACK = 32 * 1024
 
 
 def fault_of(error: DistkerasError) -> Fault:
-    """Return the message of ``error``."""
     return Fault(
         code=ERRORS.index(type(error)),
         message=_shortened(error.message),

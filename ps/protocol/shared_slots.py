@@ -76,12 +76,10 @@ class SlotSizes:
 
     @property
     def payloads(self) -> int:
-        """The number of slots for payloads."""
         return self._payload_areas * self.per_area
 
     @property
     def slots(self) -> int:
-        """The number of all slots."""
         return self.payloads + _TURNS * self.per_area
 
     @property
@@ -96,7 +94,6 @@ class SlotSizes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory."""
         return _PAGE + (self._payload_areas + _TURNS) * self.area_bytes
 
 
@@ -138,7 +135,6 @@ class SharedSlots:
 
     @property
     def turns(self) -> int:
-        """The number of payloads: see `SlotSizes.turns`."""
         return self._sizes.turns
 
     def packed_payload(self) -> tuple[np.ndarray, ...]:

@@ -164,7 +164,6 @@ class RowIndex:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its memory."""
         return self._ids.nbytes + self._places.nbytes
 
     def rows(self) -> Ids:

@@ -130,7 +130,6 @@ class AdmissionControl:
             self._changed.notify_all()
 
     def leave(self, pending: PendingConnection) -> None:
-        """Note that the connection has ended."""
         with self._changed:
             if pending.admitted:
                 self._peers -= 1

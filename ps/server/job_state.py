@@ -109,7 +109,6 @@ class PeerVectors:
         return codec is not None and all(map(codec.known_finite, commit.packed))
 
     def encode(self, reply: CenterReply, *, whole: bool) -> CenterReply:
-        """Return ``reply`` in the wire format: see `PeerFormat.encode`."""
         if self._format is None:
             return reply
         return self._format.encode(reply, lambda: self.hold_until_sent(self._encoded_pool.take()).array, whole=whole)
@@ -121,7 +120,6 @@ class PeerVectors:
 
     @property
     def in_use(self) -> int:
-        """The number of pooled vectors in the current request and its reply."""
         return sum(buffer is not None for buffer in self._received) + len(self._sending)
 
     def drop(self) -> None:
@@ -191,7 +189,6 @@ class JobCondition:
 
     @property
     def over(self) -> bool:
-        """Return whether the driver has said goodbye."""
         return self.state in (ServerState.RELEASED, ServerState.CLOSED)
 
     def move(self, state: ServerState) -> None:
@@ -247,7 +244,6 @@ class JobCondition:
                 self.move(ServerState.CLOSED if self.closing else ServerState.RELEASED)
 
     def close(self) -> None:
-        """End all waits. Takes the lock."""
         with self:
             if not self.closing:
                 self.move(ServerState.CLOSED if self.over else ServerState.CLOSING)

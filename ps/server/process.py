@@ -164,12 +164,10 @@ class StartReport:
         return cls(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE, code=code)
 
     def to_json(self) -> str:
-        """Return one line, which `from_json` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> StartReport:
-        """Return the report that `to_json` wrote."""
         values = json.loads(text)
         return cls(**values | {"resumed": values["resumed"] and ResumePoint(**values["resumed"])})
 
@@ -462,18 +460,15 @@ class ServerProcess:
 
     @property
     def address(self) -> Address:
-        """The server's address, once it was started."""
         if self._address is None:
             raise LocalProtocolError("the server has no address before `start`")
         return self._address
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._started_child.pid
 
     def alive(self) -> bool:
-        """Return whether the process runs."""
         return self._started_child.exit_code is None
 
     @property

@@ -67,7 +67,6 @@ class Session:
             self._end(error)
 
     def hung_up(self) -> bool:
-        """Return whether the peer has closed its end."""
         return self.channel.hung_up()
 
     def share(self, slots: SharedSlots | None) -> None:
@@ -219,7 +218,6 @@ class ParameterServer:
 
     @property
     def fault(self) -> Fault | None:
-        """The error that ended the job; None while none has."""
         return self.dispatcher.changed.fault
 
     @property
@@ -234,7 +232,6 @@ class ParameterServer:
 
     @property
     def over(self) -> bool:
-        """Return whether the driver has said goodbye."""
         return self.dispatcher.changed.over
 
     @property
@@ -257,7 +254,6 @@ class ParameterServer:
         self._snapshots.announce(place)
 
     def start(self) -> None:
-        """Begin to accept connections."""
         self._acceptor.start()
 
     def close(self) -> None:
@@ -308,6 +304,5 @@ class ParameterServer:
         return Session(self, f"{host}:{port}", channel, vectors, self.admission.arrive(host, channel.hang_up))
 
     def remove(self, session: Session) -> None:
-        """Forget ``session``, which has ended."""
         with self._lock:
             self._sessions.pop(session, None)

@@ -226,7 +226,6 @@ class Channel:
         self.stream.shutdown()
 
     def close(self) -> None:
-        """Close the socket; a blocked call in another thread returns."""
         self.hang_up()
         self.stream.close()
 
@@ -436,7 +435,6 @@ class Client:
         return isinstance(error, ServerLostError) and isinstance(error.__cause__, DeadlineError)
 
     def close(self) -> None:
-        """Close the connection."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None

@@ -54,7 +54,6 @@ class DriverClient(Client):
         return self.request(messages.Observe(clock, patience), messages.Status, patience + self.deadlines.frame)
 
     def ping(self) -> messages.Status:
-        """Return the server's status at once."""
         return self.request(messages.Observe(-1, 0.0), messages.Status, self.deadlines.handshake)
 
     def center(self, moved_after: int = -1, wants: tuple[Ids, ...] = ()) -> messages.CenterReply:

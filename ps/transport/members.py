@@ -80,7 +80,6 @@ class Membership:
 
     @property
     def worker(self) -> int:
-        """This member's worker number."""
         return self.places[self.rank][0]
 
     @property
@@ -95,7 +94,6 @@ class Membership:
 
     @property
     def node(self) -> list[int]:
-        """The ranks of this member's node."""
         first = self.rank - self.device
         return [*range(first, first + self.devices)]
 
@@ -343,7 +341,6 @@ class MemberLinks:
         return losses
 
     def _vector(self, rank: int, purpose: Purpose, step: int, *, packed: bool = False) -> PeerVector:
-        """Return the vector that the member of ``rank`` sends for ``purpose`` after ``step``."""
         message = self._receive(rank, PeerVector, step)
         size = 0 if purpose in (Purpose.GRADIENT, Purpose.LOCAL_TOTAL) and not message.members else self._hello.size
         sizes = (0, 2 * size) if packed else (size, 0)

@@ -323,7 +323,6 @@ class RelayLink:
         return answer
 
     def close(self) -> None:
-        """Close the connection; idempotent."""
         if self._channel is not None:
             self._channel.close()
 

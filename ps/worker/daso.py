@@ -54,7 +54,6 @@ class MemberState(NamedTuple):
     content: np.ndarray
 
     def encode(self) -> OptimizerState:
-        """Return it in the format that the server keeps."""
         arrays = [array.view(np.uint8) for array in self[4:]]
         sizes = [array.size for array in arrays]
         content = np.concatenate(arrays)
@@ -175,12 +174,10 @@ class MemberReplica:
 
     @property
     def size(self) -> int:
-        """The elements of the vector."""
         return self._replica.size
 
     @property
     def learning_rate(self) -> float:
-        """The local optimizer's current learning rate."""
         return self._replica.learning_rate
 
     def load(self, vector: Vector) -> None:
@@ -190,11 +187,9 @@ class MemberReplica:
             self._replica.load(self.theta)
 
     def read(self, out: Vector) -> None:
-        """Write the node's parameters into ``out``."""
         out[...] = self.theta
 
     def moved(self, since: Vector, out: Vector) -> None:
-        """Write the parameters minus ``since`` into ``out``."""
         np.subtract(self.theta, since, out=out)
 
     def load_moving_statistics(self, vector: np.ndarray) -> None:
@@ -203,7 +198,6 @@ class MemberReplica:
             self._replica.load_moving_statistics(vector)
 
     def read_moving_statistics(self, out: np.ndarray) -> None:
-        """Write the moving statistics into ``out``."""
         self._replica.read_moving_statistics(out)
 
     def set_values(self, values: np.ndarray) -> None:

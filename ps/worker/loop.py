@@ -476,5 +476,4 @@ def _answer(client: WorkerClient, request: Request) -> Reply | None:
 
 
 def ended_loop() -> Loop:
-    """Return a loop without requests."""
     yield from ()

@@ -63,7 +63,6 @@ class TableWindows:
         self._outgoing: Callable[[], Vector] = outgoing or (lambda: memory)
 
     def __iter__(self) -> Iterator[BatchLike]:
-        """Yield the mini-batches of all windows."""
         while (window := self._look_ahead()) is not None:
             self._present, self._next, self._looked_ahead = window, None, False
             self._left = len(window.batches)
@@ -118,7 +117,6 @@ class TableWindows:
         return vector
 
     def payload(self) -> tuple[Vector, ...]:
-        """Return the buffers for the rule's next payload."""
         return self._payload
 
     def moved(self, part: Vector) -> tuple[Vector, tuple[Vector, ...]]:

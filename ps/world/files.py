@@ -24,7 +24,6 @@ _FILE = "file:"
 
 
 def is_uri(place: str) -> bool:
-    """Return whether ``place`` is a URI, not a path."""
     return _URI.match(place) is not None
 
 
@@ -62,7 +61,6 @@ def beside(place: str, suffix: str) -> str:
 
 
 def _split(place: str) -> tuple[str, str]:
-    """Return ``place`` without the options of its file system, such as ``?region=eu-west-1``, and these."""
     path, mark, query = place.partition("?") if is_uri(place) else (place, "", "")
     return path, mark + query
 

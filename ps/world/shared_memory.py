@@ -59,7 +59,6 @@ class AnonymousFile:
         self.hide()
 
     def hide(self) -> None:
-        """See `SharedMemory`."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
