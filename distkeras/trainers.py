@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 import distkeras.trainer
-from distkeras.compat import warn_about_porting
-from distkeras.compat.trainers import RULES, Histories, RefusedClass, documented, refusal, single_dataframe
+from distkeras.compat import RULES, Histories, RefusedClass, documented, refusal, single_dataframe, warn_about_porting
 from distkeras.data.binding import listed
 from distkeras.data.schema import field_of, quoted, require_dataframe
 from distkeras.keras_model import archive

@@ -10,7 +10,7 @@ import numpy as np
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from distkeras.compat.trainers import history_executor, history_executors_average, refused
+from distkeras.compat import history_executor, history_executors_average, refused
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 
 import distkeras.transformers.predictor as new
-from distkeras.compat.trainers import SUBMIT, RefusedClass, refusal
+from distkeras.compat import SUBMIT, RefusedClass, refusal
 
 # Pipelines that 0.2.0 saved name these classes as members of this module.
 from distkeras.transformers.scaling import StandardTransformer as StandardTransformer
