@@ -31,7 +31,7 @@ from distkeras.data.schema import quoted
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.store import Store, require_same_job
 from distkeras.ps.errors import ConfigurationError, SnapshotError
-from distkeras.ps.world.files import Files, open_files
+from distkeras.ps.world.files import Files, open_files, write_whole
 from distkeras.spark.cluster import context_of, hadoop_path
 
 if TYPE_CHECKING:
@@ -207,14 +207,10 @@ def folder(uri: str) -> Files:
         raise SnapshotError(f"`path` must be a folder that can be written to. Received: {uri!r}: {error}") from error
 
 
-def write_whole(files: Files, name: str, data: bytes) -> None:
-    """Write a file atomically: it gets its name only when it is complete; raise SnapshotError if that fails."""
+def _write(files: Files, name: str, data: bytes) -> None:
     draft = f"{name}.{uuid.uuid4().hex[:8]}.draft"  # two drivers may write at a time
     try:
-        files.write(draft, [data])
-        files.sync(draft)
-        files.move(draft, name)
-        files.sync()
+        write_whole(files, name, draft, [data])
     except OSError as error:
         with contextlib.suppress(OSError):
             files.delete(draft)
@@ -261,7 +257,7 @@ class Manifest:
         """Write the manifest, with a checksum; raise SnapshotError if that fails."""
         values = asdict(self)
         text = json.dumps({"crc": zlib.crc32(json.dumps(values, sort_keys=True).encode()), **values}, indent=1)
-        write_whole(files, name, text.encode())
+        _write(files, name, text.encode())
 
     @classmethod
     def load(cls, uri: str) -> Manifest | None:
@@ -341,7 +337,7 @@ class GroupFolder:
             raise ConfigurationError(f"`path` must be {needed}. Received: {self.uri!r} with {received}")
         self._ownership.write(claims)
         if saved is None:
-            write_whole(files, model_name(manifest), model_file)
+            _write(files, model_name(manifest), model_file)
             self._ownership.require(self._names())  # a later run may have begun, or ended, the job by now
             manifest.save(files, f"groups-{self._ownership.claim}.json")
             return manifest, StoredGroups(self.uri, manifest.keys, ())

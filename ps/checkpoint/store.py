@@ -25,7 +25,7 @@ import numpy as np
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.validate import check_field, invalid, require_integer
-from distkeras.ps.world.files import Files, require_place
+from distkeras.ps.world.files import Files, require_place, write_whole
 from distkeras.ps.world.world import REAL, World
 
 #: The digit is the version of the format, including the content of the headers.
@@ -148,12 +148,8 @@ class Store:
         draft = name + _DRAFT
         self._stray.add(draft)
         try:
-            self._files.write(draft, _with_checksum(pieces))
-            # After a power cut, the moved name must not exist without the file's bytes.
-            self._files.sync(draft)
-            self._files.move(draft, name + _SUFFIX)
+            write_whole(self._files, name + _SUFFIX, draft, _with_checksum(pieces))
             self._stray.discard(draft)
-            self._files.sync()
         except OSError as error:
             raise SnapshotError(f"{name} cannot be written to {self.uri!r}: {error}") from error
         finally:

@@ -97,6 +97,14 @@ def open_files(uri: str, *, create: bool = True) -> Files:
     return LocalFiles(Path(root), create) if filesystem is None else ArrowFiles(filesystem, root, create)
 
 
+def write_whole(files: Files, name: str, draft: str, pieces: Iterable[Any]) -> None:
+    """Write a file under the name ``draft``, and then move it, so that it is visible only when it is complete."""
+    files.write(draft, pieces)
+    files.sync(draft)  # after a power cut, the moved name must not exist without the file's bytes
+    files.move(draft, name)
+    files.sync()
+
+
 def remove_folder(uri: str) -> None:
     """Remove a directory with everything in it; an OSError if that fails."""
     filesystem, root = _located(uri)
