@@ -168,7 +168,7 @@ def _panels(count: int, columns: int, width: float) -> tuple[Any, Any]:
     return figure, cells[:count]
 
 
-def _figure(width: float, height: float, rows: int = 1, columns: int = 1, *, sharex: bool = True) -> tuple[Any, Any]:
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     # A Figure of its own draws with Agg and leaves pyplot's state, and a notebook's backend, alone.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -177,7 +177,7 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, *, sha
         raise ConfigurationError(f"Plots need matplotlib: pip install 'distkeras[plots]'. Received: {error}") from error
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, sharex=sharex, sharey=True, squeeze=False)
+    return figure, figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
 
 
 def _save(figure: Any, path: str | os.PathLike[str]) -> str:
