@@ -70,8 +70,7 @@ from distkeras.training.callback_runner import (
     require_callbacks,
     require_no_epochs,
 )
-from distkeras.training.center_copy import CenterCopy
-from distkeras.training.plan import JobPlan, Publication
+from distkeras.training.plan import CenterCopy, JobPlan, Publication, TableChoice, report_tables
 from distkeras.training.requirements import (
     require_constant_rate,
     require_finite,
@@ -90,7 +89,6 @@ from distkeras.training.stream import (
     require_stream,
     writer_of,
 )
-from distkeras.training.table_choice import TableChoice, report_tables
 from distkeras.training.validation import ValidationCurve, require_alone, split
 
 if TYPE_CHECKING:

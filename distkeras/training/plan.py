@@ -1,41 +1,166 @@
-"""A job before any of it starts: the plan, which is everything that was asked for, and what the job publishes."""
+"""A job before it starts: what was asked for, the tables that travel, what it publishes, its copies of the center."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import random
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from distkeras.callbacks import Callback
+import numpy as np
+
+from distkeras.callbacks import Callback, CenterWeights
 from distkeras.data.batches import DataSpec
 from distkeras.data.columns import user_names
+from distkeras.data.schema import require_dataframe
 from distkeras.keras_model.recipe import Recipe, layout_identity, model_identity
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.stored_rows import SavedRows, load_rows
-from distkeras.keras_model.tables import CutModel
+from distkeras.keras_model.stored_rows import SavedRows, load_rows, save_rows
+from distkeras.keras_model.table_replica import WindowRows
+from distkeras.keras_model.tables import CutModel, cut, embedding_names
+from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.keras_model.weights_file import without_weights_of
 from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.checkpoint.checkpointer import StartMode
+from distkeras.ps.checkpoint.snapshots import saved_job
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.messages import Ack
-from distkeras.ps.protocol.tables import TableShape
+from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Address, make_certificate
 from distkeras.ps.transport.driver_client import DriverClient, publication
+from distkeras.ps.validate import reason_against
+from distkeras.ps.world.files import remove_folder
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkFacts
-from distkeras.training.bound_data import BoundData
+from distkeras.training.bound_data import BoundData, columns_of, validation_rows
 from distkeras.training.requirements import require_size
 from distkeras.training.server_task import ServerTask
 from distkeras.training.task import Task
 
 if TYPE_CHECKING:
+    import keras
     from pyspark.sql import DataFrame
+
+    from distkeras.data.batches import Batch
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TableChoice:
+    """Chooses the tables of a job that travel by rows, by its options, its model and the job that it resumes."""
+
+    training: TrainSettings
+    server: ServerSettings
+    worker: WorkerSettings
+    recipe: Recipe
+    shapes: Sequence[tuple[int, ...]]
+    stream: bool
+    resumed: str | None
+
+    def cut(self, model: keras.Model, build: Callable[[], keras.Model]) -> CutModel:
+        """Return the tables of ``model`` that travel by rows, and the reason why each other one stays dense.
+
+        The recipe builds ``model``, and ``build`` returns one with the state of its optimizer.
+        """
+        chosen: str | Sequence[str] | None = self.training.tables
+        wide, names = has_rows_at_server(model), embedding_names(model)
+        if self.stream and wide:
+            raise ConfigurationError(
+                "`model` must have no WideEmbedding for `train_stream`, whose tables are dense. Received: one"
+            )
+        if (not names and chosen == "auto") or (chosen == "dense" and not wide):
+            return CutModel({})
+        reason = reason_against_tables(self.server, self.worker, self.training)
+        if reason is not None and wide:
+            raise ConfigurationError(f"the rows of a WideEmbedding cannot travel: {reason}")
+        if chosen not in ("auto", "dense"):
+            _require_none(reason, '`tables` must be "auto" or "dense"', f"tables={chosen!r}")
+            return self._cut(model, build, chosen)
+        saved = None if chosen == "dense" else self._saved_tables()
+        if saved:
+            _require_none(reason, "`checkpoint` must hold a job with dense tables", f"one whose {saved} travel by rows")
+            return self._cut(model, build, saved)
+        reason = reason or (self._reason_to_leave_all(saved) if chosen == "auto" else "it was chosen")
+        if wide:
+            return self._cut(model, build, "auto" if reason is None else None)
+        if reason is None:
+            try:
+                return self._cut(model, build, "auto")
+            except (ValueError, TypeError, NotImplementedError) as error:  # layers may be the user's
+                reason = f"the model cannot be cut: {type(error).__name__}: {error}"
+        return CutModel(dict.fromkeys(names, reason))
+
+    def _cut(
+        self, model: keras.Model, build: Callable[[], keras.Model], choose: str | Sequence[str] | None
+    ) -> CutModel:
+        model = build() if self.recipe.optimizer_state else model
+        with _own_random_numbers():
+            return cut(
+                model,
+                self.recipe,
+                window=self.worker.rule.window,
+                batch_size=self.training.batch_size,
+                choose=choose,
+                shapes=self.shapes,
+            )
+
+    def _saved_tables(self) -> list[str] | None:
+        """Return the tables by rows of the resumed job, which must stay the same; None: no job is resumed."""
+        saved = None if self.resumed is None else saved_job(self.resumed)
+        return None if saved is None else list(saved.get("tables") or ())
+
+    def _reason_to_leave_all(self, saved: Sequence[str] | None) -> str | None:
+        """Return why all tables that were not named stay dense; None if they may travel."""
+        reasons = {
+            "the tables of a stream are dense": self.stream,
+            "they are dense in the job that is resumed": saved is not None and not saved,
+            f"{self.recipe.backend} may add up their rows in another order": self.recipe.backend != "tensorflow",
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _require_none(reason: str | None, expected: str, received: str) -> None:
+    if reason is not None:
+        raise ConfigurationError(f"{expected}. Received: {received}; {reason}")
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Restore Python's random state afterwards: Keras takes seeds from it for layers that the user builds next."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def reason_against_tables(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> str | None:
+    """Return why the options of a job keep all tables dense; None if they do not."""
+    if not worker.rule.traits.rows:
+        return f"rule {worker.rule.name!r} may move rows that a commit does not name"
+    return reason_against("tables by rows", server, worker, training)
+
+
+def report_tables(cut: CutModel, events: Events) -> None:
+    """Log which tables of a model travel by rows, and why the others stay dense."""
+    if not (cut.tables or cut.kept_dense):
+        return
+    travel = ", ".join(f"{table.name!r} ({table.rows} rows of {table.width})" for table in cut.tables)
+    parts = [f"by rows: {travel}"] if travel else []
+    parts += [f"{name!r} stays dense: {reason}" for name, reason in cut.kept_dense.items()]
+    events.report(log, "tables", "tables of the model: %s", "; ".join(parts), level=logging.INFO)
 
 
 @dataclass(frozen=True)
@@ -174,3 +299,73 @@ def _sent_file(plan: JobPlan) -> bytes:
         return plan.cut.model_file
     uri = plan.training.frozen_weights
     return plan.model_file if uri is None else without_weights_of(plan.model_file, uri)
+
+
+class CenterCopy:
+    """Fetches the center of one job, and loads it into models.
+
+    Of a table that the driver does not hold, it fetches the rows that validation rows touch.
+    """
+
+    def __init__(self, plan: JobPlan) -> None:
+        self._plan, self._partial = plan, plan.cut.partial
+        #: By a table's number, the rows that callbacks evaluate on, of tables that the driver does not hold.
+        self._evaluated: dict[int, Ids] = {}
+        #: The folders of rows that `save_rows` has written.
+        self._written: list[str] = []
+
+    def build_replica(self) -> KerasReplica:
+        """Return another copy of the model, compiled like the workers'."""
+        self.require_all_tables()
+        return self.build_evaluator()
+
+    def build_evaluator(self) -> KerasReplica:
+        """Return such a copy. Of a table at the server it has only the rows that are evaluated, zeros at first."""
+        plan = self._plan
+        replica = KerasReplica.of(plan.recipe, plan.model_file, plan.cut.order)
+        for number, table in self._partial:
+            ids = self._evaluated.get(number, NO_IDS)
+            replica.model.get_layer(table.name).lend(ids, np.zeros((len(ids), table.width), np.float32))
+        return replica
+
+    def require_all_tables(self) -> None:
+        """Raise ConfigurationError unless the driver has all tables, which some callbacks need."""
+        if self._partial:
+            raise ConfigurationError(
+                "a callback that restores a center, or uses `context.model` or a copy of the model, must not be given "
+                f"for a model with a WideEmbedding: the rows of {self._partial[0][1].name!r} stay at the server. "
+                "Evaluate validation rows, which reads the rows that these touch, or use the model that comes back"
+            )
+
+    def read_rows(self, df: DataFrame, count_max: int) -> Batch:
+        """Return rows to validate on, with the model's columns; `fetch` brings what they touch from then on."""
+        require_dataframe("df", df, stream=False)
+        plan = self._plan
+        df, spec = columns_of(df, plan.replica.model, plan.training, plan.recipe.settings)
+        batch = validation_rows(df, spec, count_max)
+        self._note_evaluated(batch, spec)
+        return batch
+
+    def _note_evaluated(self, batch: Batch, spec: DataSpec) -> None:
+        worker = self._plan.cut.worker
+        if not self._partial or worker is None:
+            return
+        touched = next(WindowRows([batch], worker, replace(spec, shuffle=False), 1)).rows
+        for number, _ in self._partial:
+            self._evaluated[number] = np.union1d(self._evaluated.get(number, NO_IDS), touched[number])
+
+    def fetch(self, driver: DriverClient) -> CenterWeights:
+        """Return the server's current center, in the order of the plan's replica."""
+        tables = self._plan.cut.tables
+        wants = tuple(self._evaluated.get(number, NO_IDS) for number in range(len(tables))) if self._evaluated else ()
+        return CenterWeights.fetch(driver, tables, wants)
+
+    def save_rows(self, driver: DriverClient) -> None:
+        """Write the touched rows of tables that the driver does not hold to folders, to which the model refers then."""
+        while self._written:  # by a call that is repeated; no model refers to it any more
+            with contextlib.suppress(OSError):
+                remove_folder(self._written.pop())
+        for number, table in self._partial:
+            layer = self._plan.replica.model.get_layer(table.name)
+            layer.rows, layer.rows_checksum = save_rows(layer.folder, driver.touched(number, table))
+            self._written.append(layer.rows)

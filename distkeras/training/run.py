@@ -28,9 +28,8 @@ from distkeras.spark.cluster import SparkAction, in_callers_scope
 from distkeras.spark.failures import typed_error
 from distkeras.spark.record_stream import in_sized_batches
 from distkeras.training.callback_runner import CallbackRunner
-from distkeras.training.center_copy import CenterCopy
 from distkeras.training.cluster_server import ClusterServer, ServerHandle
-from distkeras.training.plan import JobPlan, Publication
+from distkeras.training.plan import CenterCopy, JobPlan, Publication
 from distkeras.training.progress import Progress, StallDetector
 from distkeras.training.supervisor import Supervisor
 from distkeras.training.task import SUMMARY

@@ -30,8 +30,7 @@ from distkeras.keras_model.replica_cache import fingerprint
 from distkeras.keras_model.tables import cut
 from distkeras.ml.model import KerasModel
 from distkeras.ps.errors import ConfigurationError
-from distkeras.training.center_copy import CenterCopy
-from distkeras.training.plan import Publication
+from distkeras.training.plan import CenterCopy, Publication
 from distkeras.training.run import PreparedJob
 from distkeras.training.stream import _to_publish
 from distkeras.transformers import ModelPredictor

@@ -19,7 +19,7 @@ from distkeras.ps.checkpoint.ownership import Claim, Name
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
-from distkeras.training.table_choice import TableChoice
+from distkeras.training.plan import TableChoice
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="with other backends, tables stay dense"
@@ -128,12 +128,12 @@ def test_a_model_that_cannot_be_cut_is_trained_whole() -> None:
     def fails(*arguments: Any, **options: Any) -> CutModel:
         raise TypeError("an unusual layer")
 
-    with mock.patch("distkeras.training.table_choice.cut", fails):
+    with mock.patch("distkeras.training.plan.cut", fails):
         cut = chosen(one_table())
         assert cut.kept_dense == {"table": "the model cannot be cut: TypeError: an unusual layer"}
         with pytest.raises(TypeError, match="unusual"):
             chosen(one_table(), tables=["table"])
-    bug = mock.patch("distkeras.training.table_choice.cut", side_effect=KeyError("a bug of ours"))
+    bug = mock.patch("distkeras.training.plan.cut", side_effect=KeyError("a bug of ours"))
     with bug, pytest.raises(KeyError, match="a bug of ours"):
         chosen(one_table())
 
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_be_cut_is_trained_whole() -> None:
 def test_a_model_without_a_table_is_not_cut() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    with mock.patch("distkeras.training.table_choice.cut", side_effect=AssertionError):
+    with mock.patch("distkeras.training.plan.cut", side_effect=AssertionError):
         assert chosen(model) == CutModel({})
 
 

@@ -22,8 +22,7 @@ from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.results import JobRecords
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.record_stream import RecordStream
-from distkeras.training.center_copy import CenterCopy
-from distkeras.training.plan import JobPlan, Publication
+from distkeras.training.plan import CenterCopy, JobPlan, Publication
 from distkeras.training.task import _TaskAttempt
 from support.draws.jobs import MiniBatch, Prepared, place_names
 from support.patience import PATIENT
