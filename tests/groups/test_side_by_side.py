@@ -19,7 +19,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
 from distkeras.data.ordering import ROW_HASH
-from distkeras.groups import side_by_side
 from distkeras.groups.replica import GroupsSideBySide, ReplicaOfGroups, common_steps, weights_of
 from distkeras.groups.store import WEIGHTS, table_schema
 from distkeras.groups.task import FIRST, GroupPartition, GroupTask
@@ -197,7 +196,7 @@ def test_models_that_cannot_be_stacked_are_refused(monkeypatch: pytest.MonkeyPat
     recipe, model_file = built("sgd")
     with pytest.raises(ConfigurationError, match=r"TensorFlow as Keras' backend\. Received: 'jax'"):
         GroupsSideBySide(replace(recipe, backend="jax"), model_file, SPEC, 2)
-    monkeypatch.setattr(side_by_side, "_STACK_BYTES_MAX", 1 << 12)
+    monkeypatch.setattr("distkeras.groups.replica._STACK_BYTES_MAX", 1 << 12)
     with pytest.raises(ConfigurationError, match=r"`side_by_side` must be at most \d+ for this model"):
         refused(linear(), count=1000)
 
