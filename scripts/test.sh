@@ -29,6 +29,6 @@ rm -f "$coverage"
 "$venv/bin/python" -P -m slipcover --out "$coverage" --source "$home" -m pytest --numprocesses=4 --dist=loadfile \
   --no-loadscope-reorder --max-worker-restart=0 --durations=25 "$@" || status=$?
 # The table stays in its file, so that the tests that failed are the last lines of a log.
-[[ -s $coverage ]] && echo "Lines, missed, percent: $(tail -n 1 "$coverage" | cut -d ' ' -f 2-); each module: $coverage"
+[[ -s $coverage ]] && echo "Lines, missed, percent: $(tail -n 1 "$coverage" | tr -s ' ' | cut -d ' ' -f 2-); each module: $coverage"
 wait "$types" || status=$?
 exit "$status"
