@@ -16,6 +16,7 @@ from distkeras.data.source import collect
 from distkeras.keras_model.keras_config import Settings, applied
 from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import TrainSettings
+from distkeras.spark.kept_layout import Arrangement
 
 if TYPE_CHECKING:
     import keras
@@ -65,6 +66,18 @@ class BoundData:
         if self.df.isStreaming:
             return self.df
         return partitioned(self.weighted(), self.spec, workers, partitioned_already=self.settings.partitioned_already)
+
+    def arrangement(self, workers: int) -> Arrangement | None:
+        """Return what determines `partitioned`; None if Spark does not move the rows."""
+        settings, spec = self.settings, self.spec
+        if settings.partitioned_already:
+            return None
+        weights = self._class_weights
+        names = [name for column in spec.columns for name in column.sources if not (weights and name == CLASS_WEIGHT)]
+        if weights:
+            names += [*listed(settings.label_col), *settings.weight_columns]
+        made_by = (spec.columns, spec.seed, workers, tuple(weights.items()), settings.weight_columns)
+        return Arrangement(self.df, tuple(dict.fromkeys(names)), made_by)
 
 
 def _class_weights(df: DataFrame, spec: DataSpec, settings: TrainSettings) -> dict[int, float]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distkeras.callbacks import CenterWeights
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import map_in_arrow
+from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DeadlineError, DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
@@ -26,6 +27,7 @@ from distkeras.results import JobOutcome, JobRecords
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkAction, in_callers_scope
 from distkeras.spark.failures import typed_error
+from distkeras.spark.kept_layout import KeptLayout
 from distkeras.spark.record_stream import in_sized_batches
 from distkeras.training.callback_runner import CallbackRunner
 from distkeras.training.cluster_server import ClusterServer, ServerHandle
@@ -50,6 +52,8 @@ _STATUS_SECONDS = 0.1
 _SMALL_SHARE = 0.4
 #: Where the weights of an interrupted job are.
 KEPT_BY_TRAINER = "The center's weights are in `model` of the trainer"
+#: The layout that the sessions of this process keep.
+_LAYOUT = KeptLayout()
 
 
 class _TasksEnded(NamedTuple):
@@ -160,8 +164,10 @@ class SparkJob:
 
     def _collect(self) -> list[Row]:
         plan = self._plan
-        rows = in_sized_batches(plan.df, plan.spec.row_bytes)
-        return map_in_arrow(rows, self._task.run, SUMMARY, plan.training.resources).collect()
+        # The rows of a micro-batch are not kept for a later job.
+        arrangement = plan.data.arrangement(plan.worker.workers) if plan.micro_batch == NO_MICRO_BATCH else None
+        laid_out = in_sized_batches(_LAYOUT.of(plan.df, arrangement), plan.spec.row_bytes)
+        return map_in_arrow(laid_out, self._task.run, SUMMARY, plan.training.resources).collect()
 
     def _wait_for_tasks(self, action: SparkAction) -> list[Row]:
         while True:
