@@ -4,6 +4,7 @@ The public names below load on first use (PEP 562), so that ``import distkeras.p
 folder imports only from those above it, and from ``ps``::
 
     chatter      what TensorFlow, Spark and the JVM print without being asked
+    private_keras  every use of a private name of Keras
     spark        Spark's sessions, slots, Python workers and errors
     data         columns of a DataFrame to mini-batches, in a reproducible order
     shown        what `repr`, notebooks and Tab completion show

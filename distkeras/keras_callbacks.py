@@ -22,6 +22,7 @@ import numpy as np
 
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup, monitored_metric
 from distkeras.keras_model.settable import CopyState
+from distkeras.private_keras import FIRST_PROFILED
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_integer
 
@@ -49,7 +50,7 @@ _OF_EPOCHS: dict[str, list[tuple[str, str, Any]]] = {
     "ModelCheckpoint": [("save_freq", "save_freq", "epoch")],
     "TensorBoard": [
         ("update_freq", "update_freq", "epoch"),
-        ("profile_batch", "_start_batch", 0),
+        ("profile_batch", FIRST_PROFILED, 0),
         ("write_steps_per_second", "write_steps_per_second", False),
     ],
 }

@@ -25,7 +25,8 @@ from pyspark.ml.util import (
 
 from distkeras.keras_model import archive
 from distkeras.keras_model.attributes import attributes_of, set_attributes
-from distkeras.keras_model.optimizers import UNDECAYED, inner_optimizer
+from distkeras.keras_model.optimizers import inner_optimizer
+from distkeras.private_keras import undecayed
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
@@ -143,7 +144,7 @@ def to_json(value: Any, name: str) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
         return value.item()
     config = config_of(value, name)
-    if getattr(inner_optimizer(value), UNDECAYED, None):
+    if undecayed(inner_optimizer(value)):
         raise invalid(
             name, value, "an optimizer that excludes weights from decay by `var_names`, to be saved: not `var_list`"
         )

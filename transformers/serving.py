@@ -24,6 +24,7 @@ from distkeras.keras_model import keras_config
 from distkeras.keras_model.archive import CustomObjects, from_bytes
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.keras_model.variables import VariableVector, moving_statistics, trainable_variables
+from distkeras.private_keras import structures
 from distkeras.ps.checkpoint.versions import Version, VersionFolder, version_named
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.spark.daemon import import_keras
@@ -340,7 +341,7 @@ def outputs_of_call(model: keras.Model | MappedModel, inputs: Sequence[np.ndarra
         return model.outputs(inputs)
 
     # A model may require its inputs as a dictionary.
-    structure = getattr(model, "_inputs_struct", None)
+    structure = structures(model)[0]
     x = inputs[0] if structure is None else keras.tree.pack_sequence_as(structure, list(inputs))
     return [np.asarray(output) for output in keras.tree.flatten(model.predict_on_batch(x))]
 

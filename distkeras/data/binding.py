@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distkeras.private_keras import structures
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import invalid
 
@@ -148,13 +149,13 @@ def listed(columns: Entries | Mapping[str, str]) -> tuple[str, ...]:
 
 
 def inputs_of(model: keras.Model) -> Parts:
-    return Parts("inputs", *_names(getattr(model, "_inputs_struct", None), [t.name for t in model.inputs or ()]))
+    return Parts("inputs", *_names(structures(model)[0], [t.name for t in model.inputs or ()]))
 
 
 def outputs_of(model: keras.Model) -> Parts:
     """Return the outputs of a Functional or Sequential model; the only one of a Sequential model is "output"."""
     names = getattr(model, "output_names", None) or ["output"] * len(model.outputs or ())
-    return Parts("outputs", *_names(getattr(model, "_outputs_struct", None), list(names)))
+    return Parts("outputs", *_names(structures(model)[1], list(names)))
 
 
 def _names(structure: Any, names: list[str]) -> tuple[tuple[str, ...], bool]:

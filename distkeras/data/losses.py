@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distkeras.data.binding import outputs_of
+from distkeras.private_keras import function_options
 
 if TYPE_CHECKING:
     import keras
@@ -129,7 +130,7 @@ def _options_of(loss: Any) -> dict[str, Any]:
     """Return the options with which an object calls its function; a `get_config` of the user's may leave them out."""
     names = ("from_logits", "ignore_class", "axis")
     own = {name: getattr(loss, name) for name in names if hasattr(loss, name)}
-    return own | dict(getattr(loss, "_fn_kwargs", None) or {})
+    return own | function_options(loss)
 
 
 def _is_of_keras(part: Any) -> bool:

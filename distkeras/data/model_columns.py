@@ -31,6 +31,7 @@ from distkeras.data.schema import (
     require_columns,
     require_parts,
 )
+from distkeras.private_keras import calls_of
 from distkeras.ps.errors import ConfigurationError, ShapeError
 from distkeras.spark.failures import typed_error
 
@@ -375,7 +376,7 @@ def _table_of(model: keras.Model, tensor: Any) -> tuple[str, int] | None:
         (layer.input_dim, layer.name)
         for layer in model.layers
         if type(layer) is keras.layers.Embedding
-        for node in layer._inbound_nodes  # noqa: SLF001 - Keras has no public list
+        for node in calls_of(layer)
         if node.input_tensors[0] is tensor
     ]
     return next(((name, rows) for rows, name in sorted(tables)), None)

@@ -20,6 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distkeras import private_keras
 from distkeras.keras_model import keras_config
 from distkeras.keras_model.attributes import Attributes, attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.keras_config import Settings
@@ -164,22 +165,15 @@ def from_bytes(
     Raises:
         ConfigurationError: the bytes are damaged, or have an unknown class or a lambda.
     """
-    # The public function reads files only, which a killed process would leave.
-    from keras.src.saving import saving_lib, serialization_lib
-
     from distkeras.keras_model import lazy_optimizers, wide_embedding  # noqa: F401 - they register classes with Keras
 
     try:
         safe = not trusted or trusted != config_digest(data)
         saved, values = split_values(data)
         flags = read_flags(saved)
-        # The scope has precedence over the argument, and over the user's own setting.
-        with _asset_folder(saved), serialization_lib.SafeModeScope(safe), keras_config.applied(settings_of(data)):
-            model: keras.Model = saving_lib.load_model(
-                BytesIO(saved),
-                custom_objects=dict(custom_objects or {}),
-                compile=compiled and flags is None,
-                safe_mode=safe,
+        with _asset_folder(saved), keras_config.applied(settings_of(data)):
+            model: keras.Model = private_keras.load_model(
+                BytesIO(saved), custom_objects or {}, compiled=compiled and flags is None, safe=safe
             )
         if flags is not None:
             restore_flags(flags, model)
@@ -248,8 +242,8 @@ def has_optimizer_state(model: keras.Model) -> bool:
     optimizer = model.optimizer if model.compiled else None
     if optimizer is None or not optimizer.built or not _has_stepped(optimizer):
         return False
-    known, weights = set(map(id, _variables_of(optimizer))), set(map(id, model.weights))
-    return known <= weights and known.issuperset(map(id, model.trainable_variables))
+    known = set(map(id, private_keras.moved_variables(inner_optimizer(optimizer))))
+    return known.issubset(map(id, model.weights)) and known.issuperset(map(id, model.trainable_variables))
 
 
 def _has_stepped(optimizer: Any) -> bool:
@@ -260,18 +254,12 @@ def _has_stepped(optimizer: Any) -> bool:
     return scale is not None and float(scale) != optimizer.initial_scale
 
 
-def _variables_of(optimizer: Any) -> list[keras.Variable]:
-    """Return the variables that a built optimizer moves."""
-    # In Keras 3.11, a LossScaleOptimizer lists none.
-    return list(inner_optimizer(optimizer)._trainable_variables)  # noqa: SLF001 - Keras has no public list of them
-
-
 def frozen_since(model: keras.Model) -> tuple[int, ...]:
     """Return the variables of an optimizer with a state if some were frozen since, as numbers in ``model.weights``.
 
     Empty if it has the variables that are trainable now.
     """
-    known = _variables_of(model.optimizer)
+    known = private_keras.moved_variables(inner_optimizer(model.optimizer))
     if list(map(id, known)) == list(map(id, model.trainable_variables)):
         return ()
     numbers = {id(variable): number for number, variable in enumerate(model.weights)}
@@ -287,26 +275,11 @@ def load_optimizer_state(model: keras.Model, data: bytes, variables: Sequence[in
     Raises:
         ConfigurationError: the archive has no such state.
     """
-    from keras.src.saving import saving_lib
-
     weights = model.weights
     model.optimizer.build([weights[number] for number in variables] or model.trainable_variables)
-    errors: dict[int, tuple[Any, Exception]] = {}  # Keras 3.11 requires this argument
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
-            store = saving_lib.H5IOStore(BytesIO(archive.read("model.weights.h5")), mode="r")
-        with contextlib.closing(store):
-            saving_lib._load_state(  # noqa: SLF001 - Keras loads whole models only
-                model.optimizer,
-                store,
-                None,
-                "optimizer",
-                visited_saveables=set(),
-                failed_saveables=set(),
-                error_msgs=errors,
-            )
-        for _, error in errors.values():
-            raise error
+            private_keras.load_optimizer(model.optimizer, BytesIO(archive.read("model.weights.h5")))
     except _ARCHIVE_ERRORS as error:
         raise ConfigurationError(
             "`model` must have an optimizer whose state fits its variables. "
@@ -373,10 +346,7 @@ def trusted_code(data: bytes) -> str:
     It is the digest of the archive's configuration. It must only travel in Spark's own closures: an archive may come
     over the network.
     """
-    import keras  # noqa: F401 - makes its modules known
-    from keras.src.saving import serialization_lib  # the public function only sets it
-
-    return config_digest(data) if serialization_lib.in_safe_mode() is False else ""
+    return config_digest(data) if private_keras.code_is_permitted() else ""
 
 
 def config_digest(data: bytes) -> str:
@@ -439,10 +409,8 @@ def custom_objects(data: bytes | None = None, configs: Iterable[Any] = ()) -> Cu
         configs: further configurations, which name objects as well.
     """
     import keras
-    from keras.src.backend.common import global_state  # the scope's dictionary has no public name
 
-    scope: dict[str, Any] = global_state.get_global_attribute("custom_objects_scope_dict", {})
-    registered = {**keras.saving.get_custom_objects(), **scope}
+    registered = keras.saving.get_custom_objects() | private_keras.objects_in_scope()
     if data is not None:
         configs = [read_config(data), *configs]
         names_in_config = {value for value in keras.tree.flatten(configs) if isinstance(value, str)}

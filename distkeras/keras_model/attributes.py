@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.keras_model.unsaved_values import named_layers
+from distkeras.private_keras import HISTORY, OWN_FLAG, all_layers, created_variables
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -157,24 +158,6 @@ def _decoded(value: Any) -> Any:
     return array if kind == "ndarray" else array[()]
 
 
-#: Attributes that record an object's history or its place in a model, not its behavior.
-_HISTORY = {
-    "built", "_built", "_called", "_tracker", "_tracked", "_lock", "_path", "_parent_path", "_name", "name",
-    "_build_shapes_dict", "_losses", "_loss_ids", "_losses_override", "_metrics", "_seed_generators", "_layers",
-    "_trainable_variables", "_non_trainable_variables", "_variables", "_inbound_nodes", "_outbound_nodes",
-    "_input_spec", "_auto_config", "_saved_model_inputs_spec", "_saved_model_arg_spec", "_call_signature",
-    "_value", "_initializer", "_unique_id", "_functional", "_operations", "_layers_paths", "_nodes",
-    "_trainable_variables_indices", "_exclude_from_weight_decay_cache",
-    "_exclude_from_weight_decay",  # identities of variables, which a recipe numbers
-    "_distribution_strategy",
-    "_initial_seed",
-    "training",  # the mode of PyTorch's modules in their last call
-    "seed", "history", "stop_training", "train_function", "test_function", "predict_function", "_jit_compile",
-    "optimizer",
-    "loss", "compiled", "_compile_loss", "_compile_metrics", "_loss_tracker", "_compile_config", "_initial_epoch",
-    "_eval_epoch_iterator", "_compiled_trainable_state", "steps_per_execution", "unrolled_steps_per_execution",
-    "_run_eagerly", "_compute_loss_has_training_arg", "_distribute_strategy", "_self_setattr_tracking",
-}  # fmt: skip
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, re.Pattern, np.generic)
 #: A value that is absent.
 _ABSENT = object()
@@ -182,14 +165,13 @@ _ABSENT = object()
 
 def _is_history(name: str) -> bool:
     """Return whether an attribute records an object's history or its place in a model, by its name."""
-    return name in _HISTORY or name.startswith("_self_")
+    return name in HISTORY or name.startswith("_self_")
 
 
 def lost_from_model(given: keras.Model, rebuilt: keras.Model) -> str | None:
     """Describe the first setting of the user's model that the one from its archive lacks; None if there is none."""
     seen: set[int] = set()
-    layers = zip(given._flatten_layers(), rebuilt._flatten_layers(), strict=False)  # noqa: SLF001 - there is no public list
-    for layer, copy in layers:
+    for layer, copy in zip(all_layers(given), all_layers(rebuilt), strict=False):
         for text in _lost(layer, copy, f"layer {layer.name!r}" if layer is not given else "the model", seen):
             return text
     for variable, copy in zip(given.weights, rebuilt.weights, strict=False):
@@ -237,7 +219,7 @@ def _lost_attributes(given: Any, rebuilt: Any, where: str, seen: set[int]) -> It
     for name, value in list(vars(given).items()):
         if not isinstance(name, str) or _is_history(name):
             continue
-        if name == "_trainable" and not _has_own_variables(given):
+        if name == OWN_FLAG and not _has_own_variables(given):
             continue  # the inner layers are compared themselves
         path = f"{where}.{name}".lstrip(".")
         if name not in attributes and inspect.isroutine(value) and hasattr(type(given), name):
@@ -281,7 +263,7 @@ def _has_own_variables(layer: Any) -> bool:
 
     if not isinstance(layer, keras.Layer):
         return True
-    return bool(layer._trainable_variables or layer._non_trainable_variables)  # noqa: SLF001 - the public lists include inner layers
+    return any(created_variables(layer))
 
 
 def _is_state(value: Any) -> bool:
@@ -324,8 +306,7 @@ def _shown(value: Any) -> str:
 
 def require_carried(given: keras.Model, rebuilt: keras.Model) -> None:
     """Raise ConfigurationError if workers cannot train the model, or would lose a setting when they rebuild it."""
-    layers = given._flatten_layers()  # noqa: SLF001 - there is no public list
-    stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
+    stateful = [layer.name for layer in all_layers(given) if getattr(layer, "stateful", False)]
     if stateful and any(tensor.shape[0] not in (None, 1) for tensor in given.inputs or ()):
         raise ConfigurationError(
             "`model` must not have stateful layers: the last mini-batch of an epoch may have fewer rows, and rows have "

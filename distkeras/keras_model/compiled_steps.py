@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkeras.data.batches import Stack, aligned, as_weight, flat_weight, is_absent
-from distkeras.keras_model.optimizers import divides_by_zero, inner_optimizer, slots_of
+from distkeras.keras_model.optimizers import divides_by_zero, inner_optimizer
+from distkeras.private_keras import all_layers, slots_of
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -102,15 +103,6 @@ def flat_logs(logs: Any) -> dict[str, Any]:
     for name, value in logs.items():
         flat.update(flat_logs(value) if isinstance(value, Mapping) and value else {name: value})
     return {name: value for name, value in flat.items() if not isinstance(value, Mapping)}
-
-
-def losses_of_outputs(model: keras.Model) -> list[keras.metrics.Mean]:
-    """Return the metrics that average the loss of each output, if there are several outputs.
-
-    They average over rows if a step knows the number of its rows, and over batches in TensorFlow's graphs.
-    """
-    compiled = getattr(model, "_compile_loss", None)
-    return [] if compiled is None else [metric for metric in compiled.metrics if metric is not None]
 
 
 def arrays_of(batch: Batch | Stack) -> list[np.ndarray]:
@@ -335,7 +327,7 @@ def read_only_touched_rows(model: Any) -> Iterator[None]:
     import keras
 
     with ExitStack() as stack:
-        for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
+        for layer in all_layers(model):
             if type(layer) is keras.layers.Embedding and not layer.lora_enabled and layer.quantization_mode is None:
                 stack.enter_context(_reading_rows(layer))
         yield

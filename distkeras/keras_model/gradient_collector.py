@@ -14,6 +14,7 @@ import keras
 
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.variables import VariableVector, select
+from distkeras.private_keras import clipped, moved_variables, step_count
 
 
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras' classes have no types
@@ -50,13 +51,12 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ke
         if not self.built:
             self.build(list(trainable_variables or ()))
         scale = self.loss_scale_factor
-        variables = self._trainable_variables
-        dense = [_dense(gradient, variable) for gradient, variable in zip(grads, variables, strict=True)]
+        dense = [_dense(gradient, variable) for gradient, variable in zip(grads, moved_variables(self), strict=True)]
         if scale is not None:
             dense = [gradient / scale for gradient in dense]
-        for store, gradient in zip(self.gradients, self._clip_gradients(dense), strict=True):
+        for store, gradient in zip(self.gradients, clipped(self, dense), strict=True):
             self.assign(store, keras.ops.cast(gradient, store.dtype))
-        self._iterations.assign_add(1)
+        step_count(self).assign_add(1)
 
 
 class CollectingOptimizer:

@@ -14,6 +14,7 @@ import numpy as np
 from distkeras.data.batches import Stack, as_weight, flat_weight
 from distkeras.keras_model.compiled_steps import arrays_of, as_fit_packs, flat_logs, model_inputs, spans
 from distkeras.keras_model.variables import layer_states
+from distkeras.private_keras import all_layers
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ def can_loop(model: keras.Model) -> bool:
     known = {id(variable) for variable in model.variables}
     if any(id(variable) not in known for variable in layer_states(model)):
         return False
-    layers = model._flatten_layers()  # noqa: SLF001 - Keras has no public list of layers at every depth
-    return jax.default_backend() != "cpu" or not any(isinstance(layer, _convolutions()) for layer in layers)
+    return jax.default_backend() != "cpu" or not any(isinstance(layer, _convolutions()) for layer in all_layers(model))
 
 
 def _convolutions() -> tuple[type, ...]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from distkeras.private_keras import dtype_policy, forget_dtype_policy
 from distkeras.ps.errors import ConfigurationError
 
 Settings = Mapping[str, Any]
@@ -99,16 +100,9 @@ def _functions() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Cal
     }
     return {
         **plain,
-        "dtype_policy": (_policy, _policy_name, _set_policy),
+        "dtype_policy": (dtype_policy, _policy_name, _set_policy),
         "flash_attention": (lambda: config.is_flash_attention_enabled() is not False, bool, _set_flash_attention),
     }
-
-
-def _policy() -> Any:
-    """Return the global policy; None if there is none yet: Keras' own getter would create it from today's floatx."""
-    from keras.src.backend.common import global_state
-
-    return global_state.get_global_attribute("dtype_policy")
 
 
 def _policy_name(policy: Any) -> str | None:
@@ -128,10 +122,9 @@ def _policy_name(policy: Any) -> str | None:
 
 def _set_policy(policy: Any) -> None:
     import keras
-    from keras.src.backend.common import global_state
 
     if policy is None:
-        global_state.set_global_attribute("dtype_policy", None)
+        forget_dtype_policy()
     else:
         keras.config.set_dtype_policy(policy)
 

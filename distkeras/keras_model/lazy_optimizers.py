@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from distkeras.private_keras import slots_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import require_number
 
@@ -42,10 +43,6 @@ class _Lazy:
     def _update_rows(self, variable: Any, rows: Any, gradient: Any, learning_rate: Any) -> None:
         """Update the rows ``rows`` of a variable, which are unique, by their gradients."""
         raise NotImplementedError
-
-    def _slot(self, slots: Any, variable: Any) -> Any:
-        """Return the slot of ``variable`` as TensorFlow's variable."""
-        return slots[self._get_variable_index(variable)].value  # type: ignore[attr-defined]  # Keras has no public one
 
 
 @keras.saving.register_keras_serializable("distkeras")
@@ -100,7 +97,7 @@ class LazyAdam(_Lazy, keras.optimizers.Adam):  # type: ignore[misc]  # Keras' cl
     def _update_rows(self, variable: Any, rows: Any, gradient: Any, learning_rate: Any) -> None:
         import tensorflow as tf
 
-        momentum, velocity = (self._slot(slots, variable) for slots in (self._momentums, self._velocities))
+        momentum, velocity = (slot.value for slot in slots_of(self, variable))
         step = tf.cast(self.iterations + 1, variable.dtype)
         decays = [tf.pow(tf.cast(beta, variable.dtype), step) for beta in (self.beta_1, self.beta_2)]
         alpha = learning_rate * tf.sqrt(1 - decays[1]) / (1 - decays[0])
@@ -164,7 +161,7 @@ class LazyMomentum(_Lazy, keras.optimizers.SGD):  # type: ignore[misc]  # Keras'
     def _update_rows(self, variable: Any, rows: Any, gradient: Any, learning_rate: Any) -> None:
         import tensorflow as tf
 
-        velocities = self._slot(self.momentums, variable)
+        velocities = slots_of(self, variable)[0].value
         step = gradient * learning_rate
         velocity = tf.gather(velocities, rows) * self.momentum - step
         velocities.scatter_update(tf.IndexedSlices(velocity, rows))

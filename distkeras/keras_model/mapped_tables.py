@@ -18,6 +18,7 @@ from distkeras.keras_model.archive import CustomObjects, from_bytes, part_to_byt
 from distkeras.keras_model.model_graph import functional_of, users_of
 from distkeras.keras_model.stored_rows import StoredRows, require_ids, sorted_files
 from distkeras.keras_model.variables import is_wide
+from distkeras.private_keras import maker_of, nodes_of
 from distkeras.ps.protocol.tables import TableShape
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def split_tables(
     if computed:
         numbered = keras.Model(_unwrapped([functional.inputs[number] for number in of_ids]), computed)
         ids = part_to_bytes(numbered, objects)
-    outputs = functional._outputs_struct  # noqa: SLF001 - the public list has no names of outputs
+    outputs = functional.output  # with the names of outputs
     rest = keras.Model(_unwrapped([*embedded, *(functional.inputs[number] for number in kept)]), outputs)
     return ModelParts(part_to_bytes(rest, objects), kept, ids, of_ids, table_calls, shapes), tables
 
@@ -152,10 +153,9 @@ def _calls(model: Any) -> list[_Call]:
         or (type(layer) is keras.layers.Embedding and _is_plain(layer) and not users_of(model, layer))
     ]
     calls: dict[int, list[_Call]] = {id(layer): [] for layer in wide}
-    for nodes in functional._nodes_by_depth.values():  # noqa: SLF001 - there is no public list
-        for node in nodes:
-            if id(node.operation) in calls:
-                calls[id(node.operation)].append(_Call(node.operation, node.input_tensors[0], node.output_tensors[0]))
+    for node in nodes_of(functional):
+        if id(node.operation) in calls:
+            calls[id(node.operation)].append(_Call(node.operation, node.input_tensors[0], node.output_tensors[0]))
     return [
         call
         for layer in wide
@@ -185,8 +185,7 @@ def _needed(tensors: Iterable[Any], stops: Iterable[Any]) -> set[int]:
         if id(tensor) in needed or id(tensor) in ends:
             continue
         needed.add(id(tensor))
-        history = tensor._keras_history  # noqa: SLF001 - there is no public way
-        pending += history.operation._inbound_nodes[history.node_index].input_tensors  # noqa: SLF001 - the same
+        pending += maker_of(tensor).input_tensors
     return needed
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from distkeras.private_keras import (
+    all_layers,
+    called_with,
+    created_variables,
+    functional_in,
+    inner_layers,
+    maker_of,
+    nodes_of,
+    nodes_removed,
+)
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -118,15 +127,16 @@ def functional_of(model: Any) -> Any:
     if kind.__module__.partition(".")[0] != "keras":
         return None
     if kind.__name__ == "Sequential":
-        return model._functional  # noqa: SLF001 - Keras has no public name for it
+        return functional_in(model)
     return model if kind.__name__ == "Functional" else None
 
 
 def users_of(model: Any, embedding: Any) -> list[Any]:
     """Return the other layers of a model that hold an Embedding or its weights."""
     users = []
-    for other in model._flatten_layers(include_self=False):  # noqa: SLF001 - there is no public list
-        own = [*other._layers, *other._trainable_variables, *other._non_trainable_variables]  # noqa: SLF001 - the public lists include inner layers
+    for other in all_layers(model)[1:]:
+        trainable, others = created_variables(other)
+        own = [*inner_layers(other), *trainable, *others]
         if other is not embedding and any(part is embedding or part is embedding.embeddings for part in own):
             users.append(other)
     return users
@@ -197,14 +207,10 @@ def flattened(model: keras.Model) -> Iterator[Any]:
     import keras
 
     operations = [part for graph in (model, *map(functional_of, inner_models(model))) for part in graph.operations]
-    nodes = [(part, list(part._inbound_nodes), list(part._outbound_nodes)) for part in operations]  # noqa: SLF001 - there is no public list
-    try:
-        flat = keras.Model(model._inputs_struct, _outputs(model, model.inputs), name=model.name)  # noqa: SLF001 - there is no public one
+    with nodes_removed(operations):
+        flat = keras.Model(model.input, _outputs(model, model.inputs), name=model.name)
         _require_any_order(flat)
         yield flat
-    finally:
-        for part, inbound, outbound in nodes:
-            part._inbound_nodes[:], part._outbound_nodes[:] = inbound, outbound  # noqa: SLF001 - there is no public list
 
 
 def _require_any_order(model: Any) -> None:
@@ -212,14 +218,14 @@ def _require_any_order(model: Any) -> None:
     import keras
 
     calls, uses = Counter[int](), Counter[int]()
-    for node in itertools.chain(*model._nodes_by_depth.values()):  # noqa: SLF001 - there is no public list
+    for node in nodes_of(model):
         layer = node.operation
         calls[id(layer)] += 1
         if calls[id(layer)] > 1 and getattr(layer, "variables", None):
             raise ValueError(f"the layer {layer.name!r} is called more than once")
         for tensor in node.input_tensors:
             uses[id(tensor)] += 1
-            maker = tensor._keras_history.operation  # noqa: SLF001 - there is no public one
+            maker = maker_of(tensor).operation
             if uses[id(tensor)] > 2 and not isinstance(maker, keras.layers.InputLayer):
                 raise ValueError(f"the output of {maker.name!r} is used more than twice")
 
@@ -245,4 +251,4 @@ def _outputs(model: Any, inputs: list[Any]) -> Any:
 
         return call
 
-    return model._run_through_graph(inputs, operation_fn=operation)  # noqa: SLF001 - there is no public one
+    return called_with(model, inputs, operation)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.keras_model.attributes import attributes_of, set_attributes
+from distkeras.private_keras import set_undecayed, undecayed
 from distkeras.ps.errors import ConfigurationError
 
 #: Shapes of the weights for the trial of an optimizer: a bias, a kernel of a dense layer, one of a convolution.
@@ -45,10 +46,6 @@ def optimizer_of(given: Any) -> Any:
     return keras.optimizers.get(config) if kind is None else kind.from_config(dict(config["config"]))
 
 
-#: Where Keras keeps the keys of variables that are excluded from weight decay; they differ in each process.
-UNDECAYED = "_exclude_from_weight_decay"
-
-
 def with_learning_rate(optimizer: Any, rate: float) -> Any:
     """Return a new optimizer that differs from ``optimizer`` in its learning rate alone."""
     config = optimizer.get_config()
@@ -57,8 +54,8 @@ def with_learning_rate(optimizer: Any, rate: float) -> Any:
     set_attributes(copied, attributes_of(optimizer, copied))
     if inner is not optimizer:
         copied.inner_optimizer = with_learning_rate(inner, rate)
-    elif UNDECAYED in vars(optimizer):
-        vars(copied)[UNDECAYED] = set(vars(optimizer)[UNDECAYED])
+    elif keys := undecayed(optimizer):
+        set_undecayed(copied, keys)
     return copied
 
 
@@ -204,17 +201,6 @@ def reason_against_rows(optimizer: Any) -> str | None:
     if kind is keras.optimizers.Adagrad:
         reasons["Adagrad divides by zero in a row without a gradient"] = divides_by_zero(inner)
     return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-#: The attributes that list an optimizer's slots: the variables with a number for each element of a model's variable.
-_SLOTS = ("_accumulators", "_momentums", "_velocities", "momentums")
-
-
-def slots_of(optimizer: Any, variable: Any) -> tuple[Any, ...]:
-    """Return the slots of ``variable`` in a built ``optimizer`` for rows."""
-    inner = inner_optimizer(optimizer)
-    place = inner._get_variable_index(variable)  # noqa: SLF001 - Keras has no public one
-    return tuple(slots[place] for slots in (getattr(inner, name, None) for name in _SLOTS) if slots)
 
 
 def divides_by_zero(adagrad: Any) -> bool:

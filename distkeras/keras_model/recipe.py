@@ -31,7 +31,9 @@ from distkeras.keras_model.archive import (
 )
 from distkeras.keras_model.attributes import Attributes, attributes_of, lost, set_attributes, set_attributes_of_model
 from distkeras.keras_model.keras_config import Settings, applied, settings_now, use
-from distkeras.keras_model.optimizers import UNDECAYED, inner_optimizer, optimizer_of
+from distkeras.keras_model.optimizers import inner_optimizer, optimizer_of
+from distkeras.keras_model.variables import select
+from distkeras.private_keras import compile_arguments, keys_of, set_undecayed, undecayed
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.validate import require_number
@@ -152,8 +154,7 @@ class Recipe:
             set_attributes_of_model(model, attributes_in(model_file))  # `compile` may have set some of them
             if self.undecayed:
                 inner = inner_optimizer(model.optimizer)
-                keys = _keys(inner, model)
-                vars(inner)[UNDECAYED] = {keys[number] for number in self.undecayed}
+                set_undecayed(inner, keys_of(inner, select(model.weights, self.undecayed)))
             if to_train and self.optimizer_state:
                 load_optimizer_state(model, model_file, self.optimizer_variables)
             elif to_train and self.steps:
@@ -207,7 +208,7 @@ def recipe_of(  # noqa: PLR0913 - the arguments of `compile`, by their keywords
         "loss_weights": loss_weights,
         "weighted_metrics": weighted_metrics,
     }
-    compiled = _compile_config(model)
+    compiled = compile_arguments(model)
     own = {**compiled, "optimizer": (model.optimizer if model.compiled else None) or compiled.get("optimizer")}
     arguments = {name: own.get(name) if value is None else value for name, value in options.items()}
     if arguments["optimizer"] is None:
@@ -252,18 +253,9 @@ def _first_step(model: keras.Model) -> int:
 def _undecayed(model: keras.Model, optimizer: Any) -> tuple[int, ...]:
     """Return the numbers of a model's weights that an optimizer excludes from weight decay by their keys."""
     inner = inner_optimizer(optimizer)
-    excluded = getattr(inner, UNDECAYED, None) or ()
-    return tuple(number for number, key in enumerate(_keys(inner, model) if excluded else ()) if key in excluded)
-
-
-def _keys(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> list[Any]:
-    return [optimizer._var_key(weight) for weight in model.weights]  # noqa: SLF001 - no public function has them
-
-
-def _compile_config(model: keras.Model) -> dict[str, Any]:
-    """Return the arguments of ``compile``, which Keras keeps to save them with the model."""
-    configured = getattr(model, "_compile_config", None) if model.compiled else None
-    return {} if configured is None else dict(configured.config)
+    excluded = undecayed(inner)
+    keys = keys_of(inner, model.weights) if excluded else []
+    return tuple(number for number, key in enumerate(keys) if key in excluded)
 
 
 def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
@@ -272,7 +264,7 @@ def _flags(model: keras.Model, *, own_optimizer: bool) -> dict[str, bool]:
 
     if not model.compiled:
         return {}
-    compiled = _compile_config(model)
+    compiled = compile_arguments(model)
     flags = {name: compiled[name] for name in ("run_eagerly", "jit_compile") if isinstance(compiled.get(name), bool)}
     if not flags.get("run_eagerly"):
         flags.pop("run_eagerly", None)

@@ -18,7 +18,6 @@ from distkeras.keras_model.compiled_steps import (
     evaluate_batch,
     flat_logs,
     is_own,
-    losses_of_outputs,
     model_inputs,
     packing_as_fit,
 )
@@ -38,6 +37,7 @@ from distkeras.keras_model.variables import (
     trainable_variables,
 )
 from distkeras.metric_columns import elements_of
+from distkeras.private_keras import all_layers, losses_of_outputs, rate_of, step_count
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.protocol.loop import NO_ROWS, OptimizerState
 
@@ -56,9 +56,9 @@ def has_state(optimizer: keras.optimizers.Optimizer) -> bool:
     """
     import keras
 
-    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+    if isinstance(rate_of(optimizer), keras.optimizers.schedules.LearningRateSchedule):
         return True
-    settings = {id(getattr(optimizer, name, None)) for name in ("_iterations", "_learning_rate")}
+    settings = {id(step_count(optimizer)), id(rate_of(optimizer))}
     return any(id(variable) not in settings for variable in optimizer.variables)
 
 
@@ -416,8 +416,7 @@ class KerasReplica:
             out.fill(0.0)
             return row
         collecting.gradient.read(out)
-        # The property `iterations` counts only the updates of accumulated gradients.
-        inner_optimizer(self.model.optimizer)._iterations.assign_add(1)  # noqa: SLF001 - Keras has no public one
+        step_count(inner_optimizer(self.model.optimizer)).assign_add(1)
         return row
 
     def read_optimizer(self) -> OptimizerState | None:
@@ -520,8 +519,7 @@ def _kind(batch: Batch) -> Any:
 
 
 def _check_ready(model: keras.Model) -> None:
-    layers = model._flatten_layers()  # noqa: SLF001 - Keras has no public list of layers at every depth
-    unbuilt = [f"{layer.name!r} of {type(layer).__name__}" for layer in layers if not layer.built]
+    unbuilt = [f"{layer.name!r} of {type(layer).__name__}" for layer in all_layers(model) if not layer.built]
     if unbuilt:
         raise ConfigurationError(
             "`model` must be built: give it an Input, or call it on a batch first. Layers that look text up, such as "

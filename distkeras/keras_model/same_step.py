@@ -24,6 +24,7 @@ from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.variables import layer_states, numpy_value, trainable_variables
 from distkeras.metric_columns import with_arrays
+from distkeras.private_keras import compile_arguments, value_of
 from distkeras.ps.errors import ConfigurationError, headline
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ class GivenModel:
         """Compile the model with the arguments, as plain Keras would; to be called within `undone`."""
         given = {name: value for name, value in self.arguments.items() if value is not None}
         if given:
-            kept = getattr(self.model, "_compile_config", None) if self.model.compiled else None
-            own = {} if kept is None else {name: kept.config.get(name) for name in self.arguments}
+            own = {name: value for name, value in compile_arguments(self.model).items() if name in self.arguments}
             if self.model.compiled and "optimizer" not in given:
                 own |= {"optimizer": self.model.optimizer, "auto_scale_loss": False}
             arguments = {name: value for name, value in (own | given).items() if value is not None}
@@ -376,7 +376,7 @@ class Snapshot:
         elif isinstance(value, tuple):
             yield from value
         elif _is_of_keras(value):
-            if isinstance(value, keras.Variable) and value._value is not None:  # noqa: SLF001 - it may be deferred
+            if isinstance(value, keras.Variable) and value_of(value) is not None:
                 self._values.append((value, np.array(keras.ops.convert_to_numpy(value))))
             self._attributes.append((value, dict(vars(value))))
             yield from vars(value).values()

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from distkeras.keras_model.optimizers import inner_optimizer
+from distkeras.private_keras import all_layers, created_variables, rate_of, value_of
 from distkeras.ps.center.driver_values import VALUES_MAX
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.loop import NO_ROWS
@@ -66,13 +68,13 @@ def settable(model: keras.Model, obstacle: str = "") -> list[Settable]:
     """
     import keras
 
-    rate = getattr(model.optimizer, "inner_optimizer", model.optimizer)._learning_rate  # noqa: SLF001 - the public property evaluates it
+    rate = rate_of(inner_optimizer(model.optimizer))
     named = [("the learning rate", rate if isinstance(rate, keras.Variable) else None, "")]
     known = {id(variable) for variable in [*model.trainable_variables, rate]}
-    for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
-        for variable in layer._non_trainable_variables:  # noqa: SLF001 - the public list has those of inner layers
+    for layer in all_layers(model):
+        for variable in created_variables(layer)[1]:
             if id(variable) not in known:
-                known.update((id(variable), id(getattr(variable, "_value", variable))))
+                known.update((id(variable), id(value_of(variable))))
                 named.append((f"variable {variable.path!r}", variable, obstacle))
     if keras.backend.backend() == "jax":
         obstacle = obstacle or "JAX compiles it into the step as a constant, unless it is a weight of a layer"
@@ -114,7 +116,7 @@ def assign_rows(variables: Sequence[Settable], rows: np.ndarray) -> None:
 def _untracked(model: keras.Model, known: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield variables that a layer or the loss uses and Keras does not track, by a name; ``known`` grows."""
     roots: list[tuple[str, Any]] = [("loss", getattr(model, "loss", None)), ("compute_loss", model.compute_loss)]
-    for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public list of layers at every depth
+    for layer in all_layers(model):
         roots += [(f"{layer.name}.{name}", value) for name, value in _attributes(layer)]
     pending, seen = list(reversed(roots)), set[int]()
     while pending:
@@ -123,8 +125,8 @@ def _untracked(model: keras.Model, known: set[int]) -> Iterator[tuple[str, Any]]
             continue
         seen.add(id(value))
         if _is_variable(value):
-            if id(value) not in known and id(getattr(value, "_value", value)) not in known:
-                known.update((id(value), id(getattr(value, "_value", value))))
+            if id(value) not in known and id(value_of(value)) not in known:
+                known.update((id(value), id(value_of(value))))
                 yield name, value
         else:
             pending += reversed([(f"{name}.{part}" if part else name, inner) for part, inner in _parts(value)])
@@ -279,8 +281,7 @@ def _copy(variable: Any) -> np.ndarray:
 
 
 def _flags(model: keras.Model) -> dict[str, bool]:
-    layers = model._flatten_layers()  # noqa: SLF001 - Keras has no public list of layers at every depth
-    flags = {f"layer {layer.name!r} ({number})": layer.trainable for number, layer in enumerate(layers)}
+    flags = {f"layer {layer.name!r} ({number})": layer.trainable for number, layer in enumerate(all_layers(model))}
     return flags | {
         f"variable {weight.path!r} ({number})": weight.trainable for number, weight in enumerate(model.weights)
     }
@@ -291,7 +292,7 @@ def _plain_attributes(model: keras.Model) -> dict[str, Any]:
     owners: dict[str, Any] = {"optimizer": model.optimizer, "loss": getattr(model, "loss", None)}
     inner = getattr(model.optimizer, "inner_optimizer", None)
     owners |= {"optimizer.inner_optimizer": inner}
-    for number, layer in enumerate(model._flatten_layers()):  # noqa: SLF001 - as above
+    for number, layer in enumerate(all_layers(model)):
         owners[f"{layer.name} ({number})" if layer is not model else "model"] = layer
     return {
         f"{owner}.{name}": value

@@ -14,6 +14,7 @@ from distkeras.data.batches import as_weight
 from distkeras.keras_model.compiled_steps import arrays_of, model_inputs, row_of_logs
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.variables import distinct_variables, trainable_variables
+from distkeras.private_keras import counted_loss, stateless_methods
 from distkeras.ps.errors import ConfigurationError, headline
 
 if TYPE_CHECKING:
@@ -127,9 +128,7 @@ class StackedModels:
             tape.watch(before)
             model.reset_metrics()
             predicted = model(x, training=True)
-            loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=True)  # noqa: SLF001 - as Keras' `train_step`
-            model._loss_tracker.update_state(loss, sample_weight=tf.shape(arrays[0])[0])  # noqa: SLF001 - as there
-            scaled = optimizer.scale_loss(loss)
+            scaled = optimizer.scale_loss(counted_loss(model, x, y, predicted, weight, tf.shape(arrays[0])[0]))
         gradients = tape.gradient(scaled, before)
         with scope:
             logs = model.compute_metrics(x, y, predicted, sample_weight=weight)
@@ -160,27 +159,13 @@ def _repeated(value: np.ndarray, count: int) -> np.ndarray:
 def _make_stateless(optimizer: Any) -> None:
     """Replace the TensorFlow methods by which a built optimizer, or its inner one, updates variables by Keras' own.
 
-    The methods for TensorFlow change each `tf.Variable`, so that `stateless_apply` would not be stateless. They are
-    replaced in a base class, so that the optimizer's own class can still override them.
+    They are replaced in a base class, so that the optimizer's own class can still override them.
     """
     inner = inner_optimizer(optimizer)
-    inner.__class__ = type(type(inner).__name__, (type(inner), _stateless_base()), {})
-
-
-def _stateless_base() -> type:
-    """Return Keras' base class for optimizers on TensorFlow, with the methods of its class for any backend."""
-    import keras
-
-    in_tensorflow, base = keras.optimizers.Optimizer.__bases__
-    names = (
-        "stateless_apply",
-        "_apply_weight_decay",
-        "_backend_update_step",
-        "_backend_increment_gradient_accumulators",
-        "_overwrite_model_variables_with_average_value",
-    )
-    own = {"assign": _assign, "assign_add": _assign_add, "assign_sub": _assign_sub, "_var_key": _key}
-    return type("StatelessOptimizer", (in_tensorflow,), {name: getattr(base, name) for name in names} | own)
+    in_tensorflow, methods = stateless_methods()
+    own = {"assign": _assign, "assign_add": _assign_add, "assign_sub": _assign_sub}
+    base = type("StatelessOptimizer", (in_tensorflow,), methods | own)
+    inner.__class__ = type(type(inner).__name__, (type(inner), base), {})
 
 
 def _assign(self: Any, variable: keras.Variable, value: Any) -> None:
@@ -204,8 +189,3 @@ def _dense(value: Any, dtype: str) -> Any:
     import tensorflow as tf
 
     return tf.cast(tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value, dtype)
-
-
-def _key(self: Any, variable: Any) -> Any:
-    """Return the key of a variable in TensorFlow's optimizers; in a stateless scope, its value has none."""
-    return getattr(variable, "_value", variable)._unique_id  # noqa: SLF001 - as in Keras' own

@@ -17,10 +17,11 @@ import numpy as np
 from distkeras.data.batches import Batch, DataSpec, Stack, Weight, aligned, as_weight, flat_weight
 from distkeras.data.columns import ColumnArrays
 from distkeras.keras_model.archive import from_bytes
-from distkeras.keras_model.optimizers import slots_of
+from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
 from distkeras.keras_model.tables import IdSource, Lookup, RowModel
 from distkeras.keras_model.variables import assign_without_copy, numpy_value
+from distkeras.private_keras import slots_of
 from distkeras.ps.errors import BadValueError
 from distkeras.ps.protocol.loop import OptimizerState
 from distkeras.ps.protocol.tables import Ids, RowIndex, TableShape, grown, put_rows
@@ -178,7 +179,7 @@ class TableReplica(KerasReplica):
     def _slots(self) -> list[tuple[Any, ...]]:
         """The built optimizer's slots of the small tables, table by table; empty if it has none."""
         small = self._weights.variables[len(self._weights.variables) - len(self._tables) :]
-        slots = [slots_of(self.model.optimizer, variable) for variable in small]
+        slots = [slots_of(inner_optimizer(self.model.optimizer), variable) for variable in small]
         return slots if all(slots) else []
 
     def _unsent(self) -> frozenset[int]:

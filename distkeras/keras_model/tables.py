@@ -32,6 +32,7 @@ from distkeras.keras_model.model_graph import (
 )
 from distkeras.keras_model.optimizers import inner_optimizer, reason_against_rows
 from distkeras.keras_model.variables import VariableOrder, is_wide, moving_statistics, trainable_variables
+from distkeras.private_keras import all_layers, calls_of, inner_layers, maker_of, nodes_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 
@@ -204,7 +205,7 @@ def _graph_of(model: keras.Model, paths: Sequence[str]) -> Iterator[tuple[Any, s
         yield functional, reason
         return
     with ExitStack() as stack:
-        if any(functional_of(tensor._keras_history.operation) for tensor in model.outputs):  # noqa: SLF001 - there is no public one
+        if any(functional_of(maker_of(tensor).operation) for tensor in model.outputs):
             reason = ", and an output has the name of such a layer"
         else:
             try:
@@ -238,7 +239,7 @@ def embedding_names(model: keras.Model) -> list[str]:
 def require_exact_embeddings(model: keras.Model) -> None:
     """Raise ConfigurationError if the dtype of an Embedding's ids rounds some of its row numbers."""
     for name, layer in _embeddings(model):
-        for node in layer._inbound_nodes:  # noqa: SLF001 - there is no public list
+        for node in calls_of(layer):
             require_exact_ids(name, layer.input_dim, str(node.input_tensors[0].dtype))
 
 
@@ -249,7 +250,7 @@ def _embeddings(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
     seen = set[int]()
 
     def walk(layer: Any, path: str) -> Iterator[tuple[str, keras.Layer]]:
-        for part in layer._layers:  # noqa: SLF001 - Keras has no public list of layers at every depth
+        for part in inner_layers(layer):
             if id(part) in seen:
                 continue
             seen.add(id(part))
@@ -420,8 +421,8 @@ def _operation(functional: Any, name: str) -> Any:
 def _tensor(functional: Any, source: Source) -> Any:
     """Return the symbolic tensor that ``source`` names."""
     operation = _operation(functional, source.layer)
-    own = {id(node) for nodes in functional._nodes_by_depth.values() for node in nodes}  # noqa: SLF001 - there is no public list
-    nodes = [node for node in operation._inbound_nodes if id(node) in own]  # noqa: SLF001 - there is no public list
+    own = set(map(id, nodes_of(functional)))
+    nodes = [node for node in calls_of(operation) if id(node) in own]
     return nodes[source.call].output_tensors[source.output]
 
 
@@ -432,7 +433,7 @@ class _Cutter:
         assert plan.graph is not None
         self._model, self._functional, self._recipe, self._graph = plan.model, plan.functional, plan.recipe, plan.graph
         self._tables, self._kept = tables, kept
-        self._input_names = [tensor._keras_history.operation.name for tensor in self._functional.inputs]  # noqa: SLF001 - there is no public list
+        self._input_names = [maker_of(tensor).operation.name for tensor in self._functional.inputs]
         self._sources = list(dict.fromkeys(given.source for table in tables for given in table.calls))
         self._shapes = {given.source: given.shape for table in tables for given in table.calls}
 
@@ -510,7 +511,7 @@ class _Cutter:
             for variable, copy in zip(original.variables, layer.variables, strict=True):
                 copy.assign(variable)
             set_attributes_of_model(layer, attributes_of_model(original, layer))
-            for part, copy in zip(original._flatten_layers(), layer._flatten_layers(), strict=True):  # noqa: SLF001 - there is no public list
+            for part, copy in zip(all_layers(original), all_layers(layer), strict=True):
                 if hasattr(part, "save_assets"):
                     with tempfile.TemporaryDirectory(prefix="distkeras-") as folder:
                         part.save_assets(folder)

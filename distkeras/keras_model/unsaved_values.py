@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.private_keras import OWN_FLAG, all_layers, created_variables, inner_layers, seed_generators
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def named_layers(model: keras.Model) -> dict[str, keras.Layer]:
             return
         seen.add(id(layer))
         found[path] = layer
-        for inner in layer._flatten_layers(include_self=False, recursive=False):  # noqa: SLF001 - there is no public list
+        for inner in inner_layers(layer):
             stem = f"{path}/{_NUMBER.sub('', inner.name)}"
             name, number = stem, 1
             while name in found and id(inner) not in seen:
@@ -61,13 +62,13 @@ def named_layers(model: keras.Model) -> dict[str, keras.Layer]:
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """Return the variables of a layer itself, without those of inner layers: weights, then states of seeds."""
-    weights = [*layer._trainable_variables, *layer._non_trainable_variables]  # noqa: SLF001 - the public lists have inner ones
-    return weights + [generator.state for generator in layer._seed_generators]  # noqa: SLF001 - the same
+    trainable, others = created_variables(layer)
+    return [*trainable, *others, *(generator.state for generator in seed_generators(layer))]
 
 
 def _advanced_seeds(layer: keras.Layer) -> list[keras.Variable]:
     """Return the states of a layer's given seeds from which numbers have been drawn: a copy would begin again."""
-    seeded = [one.state for one in layer._seed_generators if one._initial_seed is not None]  # noqa: SLF001 - as above
+    seeded = [one.state for one in seed_generators(layer) if one.get_config()["seed"] is not None]
     return [state for state in seeded if _value(state)[1]]
 
 
@@ -96,7 +97,7 @@ def with_unsaved_values(data: bytes, model: keras.Model) -> bytes:
 def _unsaved(layer: keras.Layer) -> list[tuple[int, keras.Variable]]:
     """Return the variables of a layer, by number, whose values are not among those that it saves."""
     own, seeds = own_variables(layer), {id(seed) for seed in _advanced_seeds(layer)}
-    others_seeds = {id(generator.state) for generator in layer._seed_generators} - seeds  # noqa: SLF001 - as above
+    others_seeds = {id(generator.state) for generator in seed_generators(layer)} - seeds
     store: dict[str, Any] = {}
     if len(own) > len(seeds | others_seeds):
         layer.save_own_variables(store)
@@ -167,7 +168,8 @@ def add_flags(path: Path, model: keras.Model) -> None:
     """Add the flags of a model to the archive at ``path``, unless every layer and variable is as it was created."""
     if not _is_changed(model):
         return
-    flags = {"layers": [layer.trainable for layer in _layers(model)], "weights": [v.trainable for v in model.weights]}
+    parts = {"layers": all_layers(model), "weights": model.weights}
+    flags = {kind: [part.trainable for part in of_kind] for kind, of_kind in parts.items()}
     with zipfile.ZipFile(path, "a") as archive:
         metadata = json.loads(archive.read(_METADATA))
         # Replaced in the list of files, so that the weights are not copied.
@@ -188,7 +190,7 @@ def restore_flags(flags: Mapping[str, Sequence[bool]], model: keras.Model) -> No
     Raises:
         ConfigurationError: the model was rebuilt with another number of layers or weights.
     """
-    layers, weights = _layers(model), model.weights
+    layers, weights = all_layers(model), model.weights
     found = {"layers": len(layers), "weights": len(weights)}
     if found != (expected := {kind: len(flags[kind]) for kind in found}):
         raise ConfigurationError(
@@ -196,19 +198,14 @@ def restore_flags(flags: Mapping[str, Sequence[bool]], model: keras.Model) -> No
             f"Received: {found} for {expected}"
         )
     for layer, flag in zip(layers, flags["layers"], strict=True):
-        layer._trainable = bool(flag)  # noqa: SLF001 - the public property sets that of all inner layers, too
+        setattr(layer, OWN_FLAG, bool(flag))
     for variable, flag in zip(weights, flags["weights"], strict=True):
         variable.trainable = bool(flag)
 
 
 def _is_changed(model: keras.Model) -> bool:
     def changed(layer: keras.Layer) -> bool:
-        created = [(v, True) for v in layer._trainable_variables]  # noqa: SLF001 - there is no public record of it
-        created += [(v, False) for v in layer._non_trainable_variables]  # noqa: SLF001 - nor of this
-        return not layer.trainable or any(variable.trainable is not flag for variable, flag in created)
+        trainable, others = created_variables(layer)
+        return not layer.trainable or not all(v.trainable for v in trainable) or any(v.trainable for v in others)
 
-    return any(map(changed, _layers(model)))
-
-
-def _layers(model: keras.Model) -> list[keras.Layer]:
-    return list(model._flatten_layers())  # noqa: SLF001 - Keras has no public list of layers at every depth
+    return any(map(changed, all_layers(model)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from distkeras.data.batches import aligned, is_aligned
+from distkeras.private_keras import all_layers, created_variables
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.layout import Layout
 
@@ -145,16 +146,14 @@ def trainable_variables(model: keras.Model) -> list[keras.Variable]:
 
 def has_rows_at_server(model: keras.Model) -> bool:
     """Return whether a model has a `distkeras.layers.WideEmbedding`, at any depth."""
-    layers = model._flatten_layers(include_self=False)  # noqa: SLF001 - Keras has no public list of layers at every depth
-    return any(map(is_wide, layers))
+    return any(map(is_wide, all_layers(model)))
 
 
 def has_tables(model: keras.Model) -> bool:
     """Return whether a model has an Embedding at any depth, or a `distkeras.layers.WideEmbedding`."""
     import keras
 
-    layers = model._flatten_layers(include_self=False)  # noqa: SLF001 - Keras has no public list of layers at every depth
-    return any(is_wide(layer) or isinstance(layer, keras.layers.Embedding) for layer in layers)
+    return any(is_wide(layer) or isinstance(layer, keras.layers.Embedding) for layer in all_layers(model))
 
 
 def is_wide(layer: Any) -> bool:
@@ -170,19 +169,19 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     recurrent layer (they belong to one worker's sequence of batches), and Normalization's constants, which only
     ``adapt`` sets.
     """
-    layers = list(model._flatten_layers())  # noqa: SLF001 - Keras has no public list of layers at every depth
+    layers = all_layers(model)
     frozen = _made_trainable(layers)
     by_id: dict[int, keras.Variable] = {}
     for layer in layers:
         if not _is_constant(layer):
-            own = layer._non_trainable_variables  # noqa: SLF001 - the public list holds frozen weights as well
+            _, own = created_variables(layer)  # the public list holds frozen weights as well
             by_id.update((id(v), v) for v in own if _is_float(v) and id(v) not in frozen)
     return list(by_id.values())
 
 
 def _made_trainable(layers: Sequence[keras.Layer]) -> set[int]:
     """Return the identities of variables that were created trainable; a wrapper may list them, too, once frozen."""
-    return {id(v) for layer in layers for v in layer._trainable_variables}  # noqa: SLF001 - the public list leaves them out
+    return {id(v) for layer in layers for v in created_variables(layer)[0]}
 
 
 def _is_constant(layer: keras.Layer) -> bool:
@@ -201,7 +200,7 @@ def layer_states(model: keras.Model) -> list[keras.Variable]:
     """
     import keras
 
-    layers = list(model._flatten_layers())  # noqa: SLF001 - Keras has no public list of layers at every depth
+    layers = all_layers(model)
     frozen = _made_trainable(layers)
     recurrent = [layer.states for layer in layers if getattr(layer, "stateful", False) and hasattr(layer, "states")]
     states = [*model.non_trainable_variables, *keras.tree.flatten(recurrent)]  # a model does not list recurrent states

@@ -24,8 +24,9 @@ from distkeras.data.losses import has_own_step, kind_of
 from distkeras.data.model_columns import example
 from distkeras.data.schema import map_in_arrow, quoted, ready_columns
 from distkeras.data.source import BatchSource
-from distkeras.keras_model.compiled_steps import evaluate_batch, is_own, losses_of_outputs, model_inputs
+from distkeras.keras_model.compiled_steps import evaluate_batch, is_own, model_inputs
 from distkeras.keras_model.mapped_tables import MappedModel
+from distkeras.private_keras import losses_of_outputs, mask_of
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, headline
 from distkeras.transformers import expressions
 
@@ -122,7 +123,7 @@ def _adds_up_by_rows(model: keras.Model, batch: Batch) -> bool:
     outputs = keras.tree.flatten(model(x, training=False))
     regularized = [weight for weight in model.trainable_weights if getattr(weight, "regularizer", None) is not None]
     # The losses that layers add may be anything.
-    return len(model.losses) == len(regularized) and all(getattr(one, "_keras_mask", None) is None for one in outputs)
+    return len(model.losses) == len(regularized) and all(mask_of(one) is None for one in outputs)
 
 
 def _is_mean(loss: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from distkeras.data.batches import Batch
 from distkeras.keras_model.optimizers import inner_optimizer, takes_plain_steps
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.private_keras import rate_of
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, DistkerasError
@@ -95,7 +96,7 @@ def require_constant_rate(rule: Rule, optimizer: Any) -> None:
     """Raise ConfigurationError if the server would take the rate of an optimizer with a schedule for a constant."""
     import keras
 
-    rate = inner_optimizer(optimizer)._learning_rate  # noqa: SLF001 - the property evaluates it
+    rate = rate_of(inner_optimizer(optimizer))
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) or callable(rate):
         raise ConfigurationError(
             f"`worker_optimizer` must have a number as its learning rate: rule {rule.name!r} takes its steps at the "

@@ -21,6 +21,7 @@ CORE = (
     "tests/data",
     "tests/keras_model",
     "tests/analysis/test_keras_gradient.py",
+    "tests/test_private_keras.py",
     "tests/test_results.py",
     "tests/transformers",
     "tests/training/test_models.py",
