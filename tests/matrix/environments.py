@@ -42,7 +42,9 @@ class Environment:
 
 
 #: Each Python, each backend, and the oldest and newest Spark occur at least once; one row has the oldest of
-#: everything.
+#: everything. Other libraries are the newest of the day. To declare a row for another version of a library, add
+#: `Environment("3.13", "tensorflow", pins=("pandas==2.*",))`; for another Python, name it here and in the classifiers
+#: of `pyproject.toml`. Then run it with `--only`; `--json` keeps its figures.
 ENVIRONMENTS = (
     Environment("3.11", "tensorflow", oldest=True),
     Environment("3.11", "torch"),
