@@ -7,6 +7,7 @@ Importing this module does not load Keras.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -262,3 +263,26 @@ def forget_dtype_policy() -> None:
     from keras.src.backend.common import global_state
 
     global_state.set_global_attribute("dtype_policy", None)
+
+
+class _TensorFlowIfImported:
+    """Keras' lazy TensorFlow where it asks whether an object is of TensorFlow's types: only an imported one has any."""
+
+    def __init__(self, lazy: Any) -> None:
+        self._lazy = lazy
+
+    @property
+    def available(self) -> bool:
+        return "tensorflow" in sys.modules and bool(self._lazy.available)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lazy, name)
+
+
+def leave_tensorflow_out() -> None:
+    """Keep Keras on another backend from importing TensorFlow, which takes seconds, to write a configuration."""
+    import keras
+    from keras.src.saving import serialization_lib
+
+    if keras.config.backend() != "tensorflow" and not isinstance(serialization_lib.tf, _TensorFlowIfImported):
+        serialization_lib.tf = _TensorFlowIfImported(serialization_lib.tf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -321,6 +322,20 @@ def test_the_scope_of_custom_objects() -> None:
         assert private_keras.objects_in_scope() == {}
         with keras.saving.custom_object_scope({"mine": small}):
             assert private_keras.objects_in_scope() == {"mine": small}
+
+
+def test_tensorflow_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    with needs("keras.src.saving.serialization_lib.tf.available"):
+        from keras.src.saving import serialization_lib
+
+        monkeypatch.setattr(serialization_lib, "tf", serialization_lib.tf)  # put back at the end
+        installed = serialization_lib.tf.available
+        private_keras.leave_tensorflow_out()
+        monkeypatch.setitem(sys.modules, "tensorflow", sys)
+        assert serialization_lib.tf.available is installed
+        monkeypatch.delitem(sys.modules, "tensorflow")
+        assert not serialization_lib.tf.available
 
 
 def test_each_function_has_a_test() -> None:

@@ -19,10 +19,8 @@ from distkeras.data.ordering import ROW_HASH
 from distkeras.data.source import checked_columns
 from distkeras.groups.replica import GroupsSideBySide, ReplicaOfGroups, weights_of
 from distkeras.groups.store import TrainedGroup
-from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError, DistkerasError, Origin, sorted_error
-from distkeras.spark.daemon import import_keras
 from distkeras.spark.failures import shortened
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
 from distkeras.training.task import prepare_process
@@ -251,8 +249,6 @@ def _models(task: GroupTask) -> _Models:
     """Return this process' models for the job of ``task``."""
     models = _MODELS.get(task.run)
     if models is None:
-        ensure_backend(task.recipe.backend)
-        import_keras()
         task.recipe.begin_task()
         _MODELS.clear()
         models = _MODELS[task.run] = _Models(task)

@@ -37,6 +37,7 @@ from distkeras.private_keras import compile_arguments, keys_of, set_undecayed, u
 from distkeras.ps.errors import ConfigurationError, headline
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.validate import require_number
+from distkeras.spark.daemon import import_keras
 
 if TYPE_CHECKING:
     import keras
@@ -119,8 +120,9 @@ class Recipe:
     undecayed: tuple[int, ...] = ()
 
     def begin_task(self) -> None:
-        """Choose the backend and the settings of ``keras.config`` for good: in a task, never on the driver."""
+        """Import Keras with the backend, and set ``keras.config``, for good: in a task, never on the driver."""
         ensure_backend(self.backend)
+        import_keras()
         use(self.settings)
 
     @property

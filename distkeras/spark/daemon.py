@@ -19,6 +19,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from distkeras.private_keras import leave_tensorflow_out
+
 #: The modules to import, in this order, before Keras, which a cluster may lack.
 _MODULES = ("pandas", "pyarrow", "pyspark.worker", "distkeras.transformers.serving", "distkeras.training.task")
 #: Keras imports it if it is installed, to draw plots. That takes half a second, and executors draw none.
@@ -38,6 +40,7 @@ def import_keras(*, on_driver: bool = False) -> None:
     try:
         with contextlib.nullcontext() if on_driver else _absent_here():
             importlib.import_module("keras")
+        leave_tensorflow_out()
         if not on_driver:
             gc.freeze()  # so that later collections skip them
     finally:

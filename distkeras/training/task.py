@@ -21,7 +21,6 @@ import pyarrow as pa
 from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.ordering import SAVE_ROWS, RowChecksum
 from distkeras.data.source import BatchSource
-from distkeras.keras_model.archive import ensure_backend
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
@@ -50,7 +49,6 @@ from distkeras.ps.worker.daso import run_member
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept
 from distkeras.ps.worker.tables import TableWindows
-from distkeras.spark.daemon import import_keras
 from distkeras.spark.failures import shortened
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
 from distkeras.training.server_task import own_address
@@ -224,8 +222,6 @@ class _TaskAttempt:
         task, settings = self._task, self._task.settings
         source = self._source_from(stack, welcome)
         self._next = (welcome.epoch, welcome.batch)
-        ensure_backend(task.recipe.backend)
-        import_keras()
         task.recipe.begin_task()
         # After a rewind, the optimizer's state includes discarded steps: a new replica begins with the saved state.
         replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file, task.rows))

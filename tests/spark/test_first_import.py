@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from pathlib import Path
+
 import pytest
 from support.programs import output_of
+
+needs_jax = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("jax", "tensorflow"))), reason="JAX and TensorFlow must be installed"
+)
 
 
 def test_a_worker_imports_keras_without_matplotlib() -> None:
@@ -94,3 +102,34 @@ assert plot_image_gallery.plt is not None
 assert gc.isenabled() and gc.get_freeze_count() == 0
 """,
     )
+
+
+@needs_jax
+def test_keras_on_jax_reads_configurations_without_tensorflow_which_can_still_be_imported() -> None:
+    output_of(
+        "-c",
+        """
+import sys
+from distkeras.spark.daemon import import_keras
+import_keras()
+import keras
+rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+keras.layers.Bidirectional(keras.layers.SimpleRNN(2))
+keras.optimizers.SGD.from_config(keras.optimizers.SGD(rate).get_config())
+assert "tensorflow" not in sys.modules
+keras.layers.StringLookup(vocabulary=["a", "b"])
+import tensorflow as tf
+assert keras.saving.serialize_keras_object(tf.TensorShape([1, 2])) == [1, 2]
+""",
+        KERAS_BACKEND="jax",
+    )
+
+
+@needs_jax
+def test_workers_train_predict_and_evaluate_on_jax_without_tensorflow(tmp_path: Path) -> None:
+    program = "support.training.without_tensorflow"
+    printed = output_of("-m", program, seconds=240, KERAS_BACKEND="jax", NOTES=str(tmp_path))
+    found = json.loads(printed.strip().splitlines()[-1])
+    assert {step: set(imported) for step, imported in found.items()} == {
+        "training": {False}, "prediction": {False}, "evaluation": {False},
+    }  # fmt: skip
