@@ -18,6 +18,8 @@ from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_integer, require_number
 from distkeras.ps.world.files import require_place
 
+_OF_64_BITS = ("int64", "uint64")
+
 
 @keras.saving.register_keras_serializable("distkeras")
 class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes have no types
@@ -76,6 +78,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         self.supports_jit = False  # rows are looked up outside of compiled code
         self._stored: tuple[SavedRows | None, StoredRows] | None = None
         self._lent: tuple[Ids, np.ndarray] | None = None
+        self._takes_64_bits = False
 
     @property
     def saved_rows(self) -> SavedRows | None:
@@ -100,6 +103,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
                 "Received: a training step of Keras"
             )
         if self._lent is None:
+            self._require_whole(ids)
             self._open_rows()  # an error within TensorFlow's function would lose its type
         if keras.backend.backend() == "tensorflow":
             import tensorflow as tf
@@ -114,7 +118,17 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         """Return the shape and dtype of the vectors of ``ids``; ConfigurationError if their dtype rounds some ids."""
         dtype = keras.backend.standardize_dtype(ids.dtype)
         require_exact_ids(self.name, self.input_dim, dtype)
+        self._takes_64_bits = self._takes_64_bits or dtype in _OF_64_BITS
         return keras.KerasTensor((*ids.shape, self.output_dim), self.compute_dtype)
+
+    def _require_whole(self, ids: Any) -> None:
+        """Raise ConfigurationError if the backend has cut ids of 64 bits short: they would be those of other rows."""
+        dtype = keras.backend.standardize_dtype(ids.dtype)
+        if self._takes_64_bits and self.input_dim > 2**31 and dtype not in _OF_64_BITS:
+            raise ConfigurationError(
+                f"ids of {self.name!r} must be integers of 64 bits, as its input says; JAX has them if "
+                f"`JAX_ENABLE_X64=1` is in the environment. Received: ids of {dtype} for {self.input_dim} rows"
+            )
 
     def lend(self, ids: Ids, rows: np.ndarray) -> None:
         """Make this layer look up only ``rows``, float32 ``(ids, width)``, of ascending ``ids``."""

@@ -22,8 +22,8 @@ from distkeras.ps.protocol.tables import TableShape, initial_rows
 ROWS, WIDTH = 2**62, 3
 
 
-def wide(folder: Any = "/nowhere", **options: Any) -> WideEmbedding:
-    return WideEmbedding(ROWS, WIDTH, str(folder), scale=0.5, seed=4, name="table", **options)
+def wide(folder: Any = "/nowhere", count: int = ROWS, **options: Any) -> WideEmbedding:
+    return WideEmbedding(count, WIDTH, str(folder), scale=0.5, seed=4, name="table", **options)
 
 
 def compiled(model: keras.Model, optimizer: Any = None) -> keras.Model:
@@ -156,6 +156,16 @@ def test_ids_that_their_dtype_rounds_are_refused(tmp_path: Path, policy: str, dt
         layer(keras.Input((1,), dtype=dtype))
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")  # JAX makes them of 32 bits
+def test_ids_that_a_backend_cuts_short_are_refused(tmp_path: Path) -> None:
+    keras.Sequential([keras.Input((1,), dtype="int64"), layer := wide(tmp_path)])
+    with pytest.raises(ConfigurationError, match=r"ids of 'table' must be integers of 64 bits.*Received: ids of int32"):
+        layer(keras.ops.convert_to_tensor(np.array([[2**30]]), "int32"))
+    if keras.backend.backend() == "jax":
+        with pytest.raises(ConfigurationError, match="JAX_ENABLE_X64=1"):
+            layer(np.array([[2**40]]))
+
+
 def test_ids_of_a_float_input_stay_exact_in_half_precision(tmp_path: Path) -> None:
     ids = keras.Input((1,))
     layer = WideEmbedding(2**24, 2, str(tmp_path), scale=1.0, dtype="mixed_bfloat16")
@@ -187,8 +197,8 @@ def test_rows_that_are_not_those_of_the_model_are_an_error(
     monkeypatch.setattr("distkeras.keras_model.stored_rows.FILE_BYTES", 50)
     blocks = [(np.array([number, number + 100]), np.full((2, 3), number, np.float32)) for number in range(5)]
     saved = save_rows(str(tmp_path), blocks)
-    layer = wide(tmp_path, rows=saved.folder, rows_checksum=saved.checksum)
-    model = keras.Sequential([keras.Input((1,), dtype="int64"), layer])
+    layer = wide(tmp_path, 2**30, rows=saved.folder, rows_checksum=saved.checksum)
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), layer])
     np.testing.assert_array_equal(
         from_bytes(to_bytes(model)).predict(np.array([[3]]), verbose=0), np.full((1, 1, 3), 3.0)
     )
