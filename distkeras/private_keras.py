@@ -136,6 +136,11 @@ def counted_loss(model: Any, x: Any, y: Any, predicted: Any, weight: Any, rows: 
     return loss
 
 
+def make_metrics(model: Any, data: Any) -> None:
+    """Make the loss and the metrics of a compiled model from a step's data; the public functions compile a step."""
+    model._symbolic_build(data_batch=data)
+
+
 def function_options(loss: Any) -> dict[str, Any]:
     """Return the options with which an object of a loss calls its function; empty if it has none."""
     return dict(getattr(loss, "_fn_kwargs", None) or {})

@@ -190,6 +190,16 @@ def test_the_losses_of_a_model() -> None:
         assert [metric.name for metric in private_keras.losses_of_outputs(two)] == ["a_loss", "b_loss"]
 
 
+def test_metrics_are_made_without_a_step() -> None:
+    model, x = small(metrics=["mae"]), np.ones((4, 3), np.float32)
+    with needs("keras.Model._symbolic_build"):
+        before = [np.array(weight) for weight in model.get_weights()]
+        private_keras.make_metrics(model, ({"x": x}, {"y": np.ones((4, 1), np.float32)}, None))
+        assert [variable.name for variable in model.metrics_variables] == ["total", "count"] * 2
+        for value, weight in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(value, weight)
+
+
 def test_the_options_of_a_loss() -> None:
     with needs("_fn_kwargs of a loss"):
         assert private_keras.function_options(keras.losses.Huber(delta=3.0))["delta"] == 3.0

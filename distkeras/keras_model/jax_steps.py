@@ -32,11 +32,22 @@ _State = tuple[list[Any], list[Any], list[Any]]
 def can_loop(model: keras.Model) -> bool:
     """Return whether a model's steps on JAX can be one compiled loop: else each step is a ``train_on_batch``.
 
-    They cannot if the user has turned compilation off, if arrays are distributed over devices, or if layers have states
-    that Keras does not hand to a step, such as a stateful recurrent layer's. Convolutions are several times slower
-    within a loop of XLA on processors than in a step of their own.
+    They cannot unless a step `can_compile`. Convolutions are several times slower within a loop of XLA on processors
+    than in a step of their own.
     """
     import jax
+
+    on_processor = jax.default_backend() == "cpu"
+    convolves = any(isinstance(layer, _convolutions()) for layer in all_layers(model))
+    return can_compile(model) and not (on_processor and convolves)
+
+
+def can_compile(model: keras.Model) -> bool:
+    """Return whether a model's step on JAX can be compiled as a function of the states that Keras hands to it.
+
+    It cannot if the user has turned compilation off, if arrays are distributed over devices, or if layers have other
+    states, such as a stateful recurrent layer's.
+    """
     import keras
 
     if model.run_eagerly or not model.jit_compile or keras.distribution.distribution() is not None:
@@ -44,9 +55,7 @@ def can_loop(model: keras.Model) -> bool:
     if keras.config.is_nnx_enabled():
         return False
     known = {id(variable) for variable in model.variables}
-    if any(id(variable) not in known for variable in layer_states(model)):
-        return False
-    return jax.default_backend() != "cpu" or not any(isinstance(layer, _convolutions()) for layer in all_layers(model))
+    return all(id(variable) in known for variable in layer_states(model))
 
 
 def _convolutions() -> tuple[type, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from distkeras.data.model_columns import example
 from distkeras.data.schema import map_in_arrow, quoted, ready_columns
 from distkeras.data.source import BatchSource
 from distkeras.keras_model.compiled_steps import evaluate_batch, is_own, model_inputs
+from distkeras.keras_model.jax_evaluation import JaxEvaluation, can_evaluate
 from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.private_keras import losses_of_outputs, mask_of
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, headline
@@ -133,10 +135,43 @@ def _is_mean(loss: Any) -> bool:
     return kind.by_keras and kind.ignore_class is None and getattr(loss, "reduction", means[0]) in means
 
 
-def _states_of(model: keras.Model | MappedModel, batch: Batch) -> np.ndarray:
-    if isinstance(model, MappedModel):
-        return metric_states(model.rest, batch, model.rest_inputs(batch.x))
-    return metric_states(model, batch)
+class MetricSums:
+    """The sums of the states of a model's loss and metrics over mini-batches.
+
+    Args:
+        model: compiled.
+    """
+
+    def __init__(self, model: keras.Model | MappedModel) -> None:
+        self._mapped = model if isinstance(model, MappedModel) else None
+        self._model = model.rest if isinstance(model, MappedModel) else model
+        self._compiles = can_evaluate(self._model)
+        self._compiled: JaxEvaluation | None = None  # made of the first mini-batch
+        self._sums: np.ndarray | None = None
+        self._pending: Any = None  # the states of the last mini-batch, which may still be computed
+
+    def add(self, batch: Batch) -> None:
+        """Add the states over one mini-batch."""
+        if self._mapped is not None:
+            batch = replace(batch, x=tuple(self._mapped.rest_inputs(batch.x)))
+        if not self._compiles:
+            self._add(metric_states(self._model, batch))
+            return
+        self._compiled = self._compiled or JaxEvaluation(self._model, batch)
+        states = self._compiled.states(batch)
+        self._add(self._pending)
+        self._pending = states
+
+    def total(self) -> np.ndarray | None:
+        """Return the sums, float64, flat; None without mini-batches."""
+        self._add(self._pending)
+        self._pending = None
+        return self._sums
+
+    def _add(self, states: Any) -> None:
+        if states is not None:
+            found = np.asarray(states, np.float64)
+            self._sums = found if self._sums is None else self._sums + found
 
 
 def _summed_states(df: DataFrame, spec: DataSpec, load: _Load) -> list[np.ndarray]:
@@ -144,13 +179,13 @@ def _summed_states(df: DataFrame, spec: DataSpec, load: _Load) -> list[np.ndarra
 
     def states_of(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        model: keras.Model | MappedModel | None = None
-        states = np.zeros(())
+        sums: MetricSums | None = None
         with BatchSource(records, spec, worker=context.partitionId() if context else 0) as source:
             for batch in source:
-                model = model or load()
-                states = states + _states_of(model, batch)
-        if model is not None:
+                sums = sums or MetricSums(load())
+                sums.add(batch)
+        states = None if sums is None else sums.total()
+        if states is not None:
             yield pa.RecordBatch.from_arrays([pa.array([states.tolist()], pa.list_(pa.float64()))], ["states"])
 
     return [np.array(row["states"]) for row in map_in_arrow(df, states_of, "states array<double>").collect()]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, optimizers
+from support.present import present
+from support.training.table_models import CASES, CutCase, batches_of, trained_by_rows, trained_dense
 
-from distkeras.data.batches import Batch, Stack, aligned
+from distkeras.data.batches import Batch, Stack, aligned, as_weight, flat_weight
+from distkeras.keras_model.jax_evaluation import JaxEvaluation, can_evaluate
 from distkeras.keras_model.jax_steps import JaxSteps, can_loop
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.ml.evaluation import MetricSums, metric_states
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the backend must be JAX")
 ROWS, FEATURES, CLASSES = 8, 6, 3
@@ -162,3 +167,71 @@ def test_models_that_cannot_loop_take_keras_own_steps() -> None:
     image = keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(1)])
     image.compile("sgd", "mse")
     assert [can_loop(model) for model in (dense(), eager, uncompiled, stateful, image)] == [True, *[False] * 4]
+
+
+#: JAX has no strings and no 64-bit integers, and the lazy optimizers need gradients that name rows.
+BY_ROWS = sorted(name for name in CASES if "hashing" not in name and name != "lookups" and not name.startswith("lazy"))
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_tables_that_travel_by_rows_are_trained_like_whole_tables(name: str) -> None:
+    """Rows of small tables are added up in another order, so that only the last places differ."""
+    case, data = CutCase.of(CASES[name].model()), batches_of(CASES[name].draw)
+    assert case.cut.tables
+    assert not case.cut.kept_dense, case.cut.kept_dense
+    rows, dense = trained_by_rows(case, data), trained_dense(case, data)
+    for field, found, expected in zip(dense._fields, rows, dense, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=field)
+
+
+def several_outputs() -> keras.Model:
+    inputs = keras.Input((FEATURES,))
+    hidden = layers.Dropout(0.5)(layers.Dense(4, activity_regularizer="l2")(inputs))
+    outputs = [layers.Dense(CLASSES, activation="softmax", name=name)(hidden) for name in ("one", "other")]
+    model = keras.Model(inputs, outputs)
+    loss = "sparse_categorical_crossentropy"
+    model.compile("sgd", [loss, loss], metrics=[["accuracy"], []], weighted_metrics=[[], ["accuracy"]])
+    return model
+
+
+def part(batch: Batch, rows: int, outputs: int) -> Batch:
+    """Return the first rows of a mini-batch, with the same labels for each output."""
+    weights = [weight[:rows] for weight in flat_weight(batch.weight)] * outputs
+    return replace(batch, x=(batch.x[0][:rows],), y=(batch.y[0][:rows],) * outputs, weight=as_weight(weights))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("build", [*MODELS.values(), several_outputs], ids=[*MODELS, "several outputs"])
+def test_the_states_of_metrics_are_those_of_evaluate(build: Callable[[], keras.Model], weighted: bool) -> None:
+    keras.utils.set_random_seed(1)
+    model = build()
+    rows, outputs = (ROWS, ROWS, ROWS, 3), len(model.outputs)
+    data = [part(batch, n, outputs) for batch, n in zip(batches(4, weighted=weighted), rows, strict=True)]
+    expected = np.sum([metric_states(model, batch) for batch in data], axis=0)
+    assert can_evaluate(model)
+    sums = MetricSums(model)
+    for batch in data:
+        sums.add(batch)
+    np.testing.assert_allclose(present(sums.total()), expected, rtol=1e-6)
+
+
+def test_one_compilation_evaluates_all_mini_batches_of_a_size() -> None:
+    model, data = dense(), batches(5)
+    evaluation = JaxEvaluation(model, data[0])
+    for batch in data:
+        evaluation.states(batch)
+    assert evaluation.traces == 1
+
+
+def test_models_of_which_keras_must_evaluate_each_mini_batch() -> None:
+    class OwnTest(keras.Sequential):
+        def test_step(self, state: Any, data: Any) -> Any:
+            return super().test_step(state, data)
+
+    own = OwnTest([keras.Input((FEATURES,)), layers.Dense(1)])
+    own.compile("sgd", "mse")
+    eager = dense()
+    eager.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+    image = keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(1)])
+    image.compile("sgd", "mse")
+    assert [can_evaluate(model) for model in (own, eager, image)] == [False, False, True]
