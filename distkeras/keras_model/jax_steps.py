@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Stack, as_weight, flat_weight
+from distkeras.data.batches import Stack, aligned, as_weight, flat_weight
 from distkeras.keras_model.compiled_steps import arrays_of, as_fit_packs, flat_logs, model_inputs, spans
 from distkeras.keras_model.variables import layer_states
 from distkeras.private_keras import all_layers
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from distkeras.data.batches import Batch
 
-#: Up to this number of mini-batches, the memory of a call is a power of two of them, so that few sizes are compiled.
-_SMALL = 64
+#: So many sizes of the memory of a call are those of stacks, which need no copy then; further ones are powers of two,
+#: so that few are compiled.
+_EXACT = 3
 
 _State = tuple[list[Any], list[Any], list[Any]]
 """The values of trainable variables, of others, and of the optimizer's."""
@@ -80,7 +81,7 @@ class JaxSteps:
     def __init__(self, model: keras.Model, installed: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._model, self._installed = model, installed
         self._loops: dict[Any, Callable[..., Any]] = {}
-        self._capacities: dict[Any, int] = {}
+        self._capacities: dict[Any, list[int]] = {}
         #: How often a loop was traced, and so compiled.
         self.traces = 0
 
@@ -110,16 +111,19 @@ class JaxSteps:
 
     def _on_device(self, stack: Stack) -> tuple[Any, list[Any]]:
         """Return the kind of a stack and its arrays; the last mini-batches of a shorter stack are not initialized."""
-        import jax.numpy as jnp
+        import jax
 
         arrays = arrays_of(stack)
         kind = (len(flat_weight(stack.weight)), *((array.shape[1:], array.dtype) for array in arrays))
-        count = len(stack)
-        capacity = max(count if count > _SMALL else 1 << (count - 1).bit_length(), self._capacities.get(kind, 0))
-        self._capacities[kind] = capacity
+        known, count = self._capacities.setdefault(kind, []), len(stack)
+        capacity = min((each for each in known if each >= count), default=0)
+        if not capacity:
+            capacity = count if len(known) < _EXACT else 1 << (count - 1).bit_length()
+            known.append(capacity)
         if capacity > count:
             arrays = [_grown(array, capacity) for array in arrays]
-        return (capacity, *kind), [jnp.asarray(array) for array in arrays]
+        # On processors, JAX reads aligned arrays where they are; the loop does not take over their memory.
+        return (capacity, *kind), [jax.device_put(array) for array in arrays]
 
     def _compile(self, stack: Stack, metrics: Sequence[str], width: int) -> Callable[..., Any]:
         import jax
@@ -158,7 +162,7 @@ class JaxSteps:
 
 
 def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
-    grown = np.empty((capacity, *array.shape[1:]), array.dtype)
+    grown = aligned((capacity, *array.shape[1:]), array.dtype)
     grown[: len(array)] = array
     return grown
 

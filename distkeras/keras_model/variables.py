@@ -6,7 +6,8 @@ Importing this module does not load TensorFlow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -57,14 +58,20 @@ class VariableVector:
         #: Where each variable lies in the vector.
         self.layout = Layout(tuple(v.path for v in variables), tuple(tuple(v.shape) for v in variables))
         # Looked up once: for a small model, Keras' own bookkeeping takes longer than the copy.
-        self._with_handles = [(variable, _float32_handle(variable)) for variable in variables]
+        self._handles = [_float32_handle(variable) for variable in variables]
+        self._readers = [_reader(variable) for variable in variables]
+        self._split = _split_on_jax(self.layout, variables)
 
     def load(self, vector: np.ndarray) -> None:
         """Set the variables from a float32 vector of shape ``(size,)``, without keeping a reference to it."""
-        for (variable, handle), view in zip(self._with_handles, self.layout.views(vector), strict=True):
+        if self._split is not None:
+            for variable, value in zip(self.variables, self._split(vector), strict=True):
+                variable.assign(value)
+            return
+        for variable, handle, view in zip(self.variables, self._handles, self.layout.views(vector), strict=True):
             if handle is not None:
                 assign_float32(handle, view)
-            else:  # JAX and PyTorch may keep a reference to the array
+            else:  # PyTorch may keep a reference to the array
                 variable.assign(view.copy())
 
     def read(self, out: np.ndarray) -> None:
@@ -80,23 +87,50 @@ class VariableVector:
 
     def _values(self) -> Iterator[np.ndarray]:
         # Each value must be used before the next one: it may be the variable's own memory.
-        import keras
+        return (read() for read in self._readers)
 
-        for variable, handle in self._with_handles:
-            if handle is None:
-                yield keras.ops.convert_to_numpy(variable)
-            else:
-                yield variable_memory(handle, math.prod(variable.shape))
+
+def _reader(variable: keras.Variable) -> Callable[[], np.ndarray]:
+    """Return a function that returns a variable's value, which may be the variable's own memory."""
+    import keras
+
+    handle = _float32_handle(variable)
+    if handle is not None:
+        return partial(variable_memory, handle, math.prod(variable.shape))
+    if keras.backend.backend() == "jax" and variable.dtype == "float32":
+        import jax
+
+        if jax.default_backend() == "cpu":
+            return lambda: np.from_dlpack(variable.value)  # takes half the time of NumPy's conversion
+    return lambda: np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def _split_on_jax(layout: Layout, variables: Sequence[keras.Variable]) -> Callable[[np.ndarray], list[Any]] | None:
+    """Return a function that splits a vector into the values of variables: one copy to the device, and one call."""
+    import keras
+
+    if keras.backend.backend() != "jax" or not variables or keras.distribution.distribution() is not None:
+        return None
+    import jax
+
+    dtypes = [variable.dtype for variable in variables]
+
+    def parts(vector: Any) -> list[Any]:
+        return [view.astype(dtype) for view, dtype in zip(layout.views(vector), dtypes, strict=True)]
+
+    compiled = jax.jit(parts)
+
+    def split(vector: np.ndarray) -> list[Any]:
+        own = aligned(vector.shape, vector.dtype)  # JAX keeps it
+        own[...] = vector
+        return compiled(jax.device_put(own))  # type: ignore[no-any-return]  # JAX's are Any
+
+    return split
 
 
 def numpy_value(variable: keras.Variable) -> np.ndarray:
     """Return a variable's value, to be read before the variable changes: it may be the variable's own memory."""
-    import keras
-
-    handle = _float32_handle(variable)
-    if handle is None:
-        return np.asarray(keras.ops.convert_to_numpy(variable))
-    return variable_memory(handle, math.prod(variable.shape))
+    return _reader(variable)()
 
 
 def assign_without_copy(variable: keras.Variable, values: np.ndarray) -> None:
