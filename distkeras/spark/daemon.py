@@ -43,9 +43,17 @@ def import_keras(*, on_driver: bool = False) -> None:
         leave_tensorflow_out()
         if not on_driver:
             gc.freeze()  # so that later collections skip them
+            _compute_in_callers_thread()
     finally:
         if collects:
             gc.enable()
+
+
+def _compute_in_callers_thread() -> None:
+    """Let JAX not hand each call to another thread: a worker waits for the result, and its cores have other work."""
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 @contextlib.contextmanager

@@ -396,7 +396,7 @@ def prepare_process(threads: int, gpus: list[str] | None) -> None:
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "1",
         "OMP_NUM_THREADS": str(threads),
-        "PJRT_NPROC": str(threads),  # threads of JAX on processors
+        "PJRT_NPROC": str(threads),  # JAX's on processors
         # Several workers may share a GPU; by default the first one would take all of its memory.
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -128,12 +128,24 @@ def test_gradients_are_keras_own(build: Callable[[], keras.Model]) -> None:
 
 def test_one_compilation_serves_all_lengths_of_windows() -> None:
     replica, data = looping(dense), batches(40)
-    replica.train(data[:1])  # builds optimizer and metrics
+    replica.train(batches(1))  # builds optimizer and metrics
     steps = JaxSteps(replica.model)
     fewer = batches(33, seed=1)  # than the first stack has
     for window in (data[:1], data[1:8], data[8:30], data[30:40], fewer):
         assert steps.run(window, replica.reported, 2).shape == (len(window), 2)
     assert steps.traces == 1
+
+
+def test_few_compilations_serve_stacks_of_any_length() -> None:
+    """Three lengths are compiled as they are, and need no copy; then powers of two: 1, 2, 3, 4, 8, 16, 32."""
+    replica = looping(dense)
+    replica.train(batches(1))
+    steps, other = JaxSteps(replica.model), looping(dense, loops=False)
+    other.train(batches(1))
+    for count in range(1, 33):
+        data = batches(count, seed=count)
+        np.testing.assert_allclose(steps.run(data, replica.reported, 2), other.train(data), rtol=1e-4, atol=1e-5)
+    assert steps.traces == 7
 
 
 def test_mini_batches_without_a_stack_are_trained_in_the_same_way() -> None:

@@ -133,3 +133,14 @@ def test_workers_train_predict_and_evaluate_on_jax_without_tensorflow(tmp_path: 
     assert {step: set(imported) for step, imported in found.items()} == {
         "training": {False}, "prediction": {False}, "evaluation": {False},
     }  # fmt: skip
+
+
+@needs_jax
+@pytest.mark.parametrize("on_driver", [False, True])
+def test_a_worker_on_jax_computes_in_its_own_thread_and_a_driver_as_it_was(on_driver: bool) -> None:
+    program = (
+        f"from distkeras.spark.daemon import import_keras\nimport_keras(on_driver={on_driver})\n"
+        "import jax\nassert jax.numpy.ones(2).sum() == 2\n"
+        f"assert jax.config.values['jax_cpu_enable_async_dispatch'] is {on_driver}\n"
+    )
+    output_of("-c", program, KERAS_BACKEND="jax")
