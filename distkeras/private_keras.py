@@ -64,7 +64,9 @@ def seed_generators(layer: Any) -> list[Any]:
 
 def value_of(variable: Any) -> Any:
     """Return the backend's variable within one of Keras, None before it is initialized; any other object unchanged."""
-    return getattr(variable, "_value", variable)
+    import keras
+
+    return variable._value if isinstance(variable, keras.Variable) else variable  # arrays of JAX have one, too
 
 
 def mask_of(tensor: Any) -> Any:

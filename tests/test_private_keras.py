@@ -106,7 +106,7 @@ def test_the_value_of_a_variable() -> None:
         value = private_keras.value_of(variable)
         assert value is not variable
         assert value is variable.value or keras.backend.backend() == "torch"
-        assert private_keras.value_of(value) is value or keras.backend.backend() == "tensorflow"
+        assert private_keras.value_of(value) is value
         with keras.StatelessScope():
             assert private_keras.value_of(keras.Variable("zeros", shape=(2,))) is None
 
@@ -206,6 +206,9 @@ def test_the_options_of_a_loss() -> None:
     assert private_keras.function_options(lambda y, predicted: predicted) == {}
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax" and sys.version_info < (3, 12), reason="Keras profiles JAX from Python 3.12 on"
+)
 def test_the_batches_that_tensorboard_profiles() -> None:
     with needs("keras.callbacks.TensorBoard._start_batch"):
         assert getattr(keras.callbacks.TensorBoard(profile_batch=(3, 5)), private_keras.FIRST_PROFILED) == 3
@@ -220,7 +223,7 @@ def test_the_rate_and_the_count_of_an_optimizer() -> None:
     with needs("keras.Optimizer._iterations"):
         optimizer, variable = built(keras.optimizers.SGD, gradient_accumulation_steps=2)
         for _ in range(3):
-            optimizer.apply([keras.ops.ones_like(variable)])
+            optimizer.apply([keras.ops.ones((2, 2))])
         assert (int(private_keras.step_count(optimizer)), int(optimizer.iterations)) == (3, 1)
     with needs("keras.Optimizer._trainable_variables"):
         same(private_keras.moved_variables(optimizer), [variable])
@@ -228,8 +231,8 @@ def test_the_rate_and_the_count_of_an_optimizer() -> None:
 
 def test_clipping() -> None:
     with needs("keras.Optimizer._clip_gradients"):
-        optimizer, variable = built(keras.optimizers.SGD, clipvalue=0.5)
-        (gradient,) = private_keras.clipped(optimizer, [keras.ops.ones_like(variable)])
+        optimizer, _ = built(keras.optimizers.SGD, clipvalue=0.5)
+        (gradient,) = private_keras.clipped(optimizer, [keras.ops.ones((2, 2))])
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(gradient), np.full((2, 2), 0.5, np.float32))
 
 
