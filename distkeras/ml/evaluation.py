@@ -9,6 +9,7 @@ the rows in the order of the DataFrame, for which Spark moves the rows.
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from distkeras.data.source import BatchSource
 from distkeras.keras_model.compiled_steps import evaluate_batch, is_own, model_inputs
 from distkeras.keras_model.jax_evaluation import JaxEvaluation, can_evaluate
 from distkeras.keras_model.mapped_tables import MappedModel
+from distkeras.keras_model.variables import layer_states, numpy_value
 from distkeras.private_keras import losses_of_outputs, mask_of
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, headline
 from distkeras.transformers import expressions
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _Load = Callable[[], "keras.Model | MappedModel"]
+#: Of the latest evaluation in this process, in which Spark runs one task after another.
+_SUMS: dict[str, MetricSums] = {}
 
 
 def evaluated(model: keras.Model, df: DataFrame, spec: DataSpec, load: _Load) -> dict[str, Any]:
@@ -149,6 +153,14 @@ class MetricSums:
         self._compiled: JaxEvaluation | None = None  # made of the first mini-batch
         self._sums: np.ndarray | None = None
         self._pending: Any = None  # the states of the last mini-batch, which may still be computed
+        states = layer_states(self._model)
+        self._states = [(variable, np.array(numpy_value(variable))) for variable in states]
+
+    def begin(self) -> None:
+        """Begin with no mini-batches, and with the layers' states as they were at first."""
+        self._sums = self._pending = None
+        for variable, value in self._states:
+            variable.assign(value)
 
     def add(self, batch: Batch) -> None:
         """Add the states over one mini-batch."""
@@ -176,19 +188,30 @@ class MetricSums:
 
 def _summed_states(df: DataFrame, spec: DataSpec, load: _Load) -> list[np.ndarray]:
     """Return the sums of the states of each partition's mini-batches, computed by executors."""
+    name = uuid.uuid4().hex
 
     def states_of(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         sums: MetricSums | None = None
         with BatchSource(records, spec, worker=context.partitionId() if context else 0) as source:
             for batch in source:
-                sums = sums or MetricSums(load())
+                sums = sums or sums_of(name, load)
                 sums.add(batch)
         states = None if sums is None else sums.total()
         if states is not None:
             yield pa.RecordBatch.from_arrays([pa.array([states.tolist()], pa.list_(pa.float64()))], ["states"])
 
     return [np.array(row["states"]) for row in map_in_arrow(df, states_of, "states array<double>").collect()]
+
+
+def sums_of(name: str, load: _Load) -> MetricSums:
+    """Return this process' sums for an evaluation, empty: its tasks share a model, and what is compiled for it."""
+    sums = _SUMS.get(name)
+    if sums is None:
+        _SUMS.clear()
+        sums = _SUMS[name] = MetricSums(load())
+    sums.begin()
+    return sums
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from distkeras import KerasModel
+from distkeras.data.batches import Batch
+from distkeras.ml.evaluation import sums_of
 
 ROWS, CLASSES = 90, 3
 #: Arguments that a metric must be given.
@@ -156,3 +158,38 @@ def test_a_loss_does_not_depend_on_partitions(
     assert found.keys() == expected.keys()
     for metric, value in expected.items():
         assert found[metric] == pytest.approx(value, rel=2e-6), metric
+
+
+class Counting(keras.layers.Layer):
+    """Adds the number of its calls, also in inference, and has no seed."""
+
+    def build(self, shape: Any) -> None:
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+
+    def call(self, inputs: Any) -> Any:
+        self.calls.assign_add(1.0)
+        return inputs + self.calls
+
+
+def test_tasks_of_a_process_share_a_model_whose_states_begin_again() -> None:
+    model = keras.Sequential([keras.Input((4,)), Counting(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    loaded: list[keras.Model] = []
+    batch = Batch(0, 0, True, (np.ones((8, 4), np.float32),), (np.ones((8, 1), np.float32),), None)
+
+    def load() -> keras.Model:
+        loaded.append(model)
+        return model
+
+    def sums(name: str) -> Any:
+        found = sums_of(name, load)
+        assert found.total() is None
+        found.add(batch)
+        found.add(batch)
+        return found.total()
+
+    first = sums("one")
+    np.testing.assert_array_equal(sums("one"), first)
+    assert len(loaded) == 1
+    sums("another")
+    assert len(loaded) == 2
