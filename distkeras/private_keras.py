@@ -27,6 +27,7 @@ HISTORY = {
     "_value", "_initializer", "_unique_id", "_functional", "_operations", "_nodes",
     "_trainable_variables_indices", "_exclude_from_weight_decay_cache",
     "_exclude_from_weight_decay",  # identities of variables, which a recipe numbers
+    "_weight_decay_by_var_key",  # since Keras 3.16: what an optimizer derives from them when it is built
     "_distribution_strategy",
     "_initial_seed",
     "training",  # the mode of PyTorch's modules in their last call
@@ -185,7 +186,7 @@ def undecayed(optimizer: Any) -> set[Any]:
 
 
 def set_undecayed(optimizer: Any, keys: Iterable[Any]) -> None:
-    """Exclude the variables with these keys from weight decay, also if the optimizer is built."""
+    """Exclude the variables with these keys from weight decay, before the optimizer is built."""
     vars(optimizer)[_UNDECAYED] = set(keys)
 
 

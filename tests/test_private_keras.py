@@ -260,8 +260,8 @@ def test_the_variables_without_weight_decay() -> None:
         assert private_keras.undecayed(optimizer) == set()
         optimizer.exclude_from_weight_decay([one])
         assert private_keras.undecayed(optimizer) == set(private_keras.keys_of(optimizer, [one]))
-        optimizer.build([one, other])
         private_keras.set_undecayed(optimizer, private_keras.keys_of(optimizer, [other]))
+        optimizer.build([one, other])
         optimizer.apply([keras.ops.zeros((2,)), keras.ops.zeros((2,))])
         assert [float(keras.ops.sum(variable)) for variable in (one, other)] == [1.0, 2.0]
 
