@@ -85,7 +85,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.python,
         f"{row.backend} {versions.get(row.backend, '')}".strip(),
         versions.get("pyspark", "–"),
-        versions.get("keras", "–"),
+        versions.get("keras", versions.get("keras-nightly", "–")),
         arrays,
         *(f"{figure:g}" for figure in (row.passed, row.failed, row.skipped, row.seconds)),
     )

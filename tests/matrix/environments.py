@@ -27,29 +27,32 @@ class Environment:
         backend: backend of Keras.
         oldest: whether each library has the lowest version that `pyproject.toml` allows, instead of the newest.
         pins: requirements in addition to those of `pyproject.toml`.
+        nightly: whether Keras is its latest nightly build, which may be newer than any release.
     """
 
     python: str
     backend: str
     oldest: bool = False
     pins: tuple[str, ...] = ()
+    nightly: bool = False
 
     @property
     def name(self) -> str:
         """Return a unique name that is valid for a folder."""
-        libraries = "oldest" if self.oldest else "newest"
+        libraries = "oldest" if self.oldest else "nightly" if self.nightly else "newest"
         return "-".join((self.python, self.backend, libraries, *(re.sub("==|[.][*]", "", pin) for pin in self.pins)))
 
 
 #: Each Python, each backend, and the oldest and newest Spark occur at least once; one row has the oldest of
-#: everything. Other libraries are the newest of the day. To declare a row for another version of a library, add
-#: `Environment("3.13", "tensorflow", pins=("pandas==2.*",))`; for another Python, name it here and in the classifiers
-#: of `pyproject.toml`. Then run it with `--only`; `--json` keeps its figures.
+#: everything, and one the nightly Keras. Other libraries are the newest of the day. To declare a row for another
+#: version of a library, add `Environment("3.13", "tensorflow", pins=("pandas==2.*",))`; for another Python, name it
+#: here and in the classifiers of `pyproject.toml`. Then run it with `--only`; `--json` keeps its figures.
 ENVIRONMENTS = (
     Environment("3.11", "tensorflow", oldest=True),
     Environment("3.11", "torch"),
     Environment("3.12", "jax", pins=("pyspark==4.0.*",)),
     Environment("3.13", "tensorflow"),
+    Environment("3.13", "tensorflow", nightly=True),
 )
 
 
@@ -98,7 +101,11 @@ def make(environment: Environment, folder: Path) -> Path:
     chosen = ",".join(sorted({"plots", "tests", environment.backend} & set(extras)))
     # Otherwise, setuptools would pack modules that were deleted since.
     shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)
-    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{ROOT}[{chosen}]", *pins])
+    pip = (str(python), "-m", "pip", "--quiet", "--disable-pip-version-check")
+    _run([*pip, "install", f"{ROOT}[{chosen}]", *pins])
+    if environment.nightly:  # both distributions have the folder `keras`
+        _run([*pip, "uninstall", "--yes", "keras"])
+        _run([*pip, "install", "--pre", "--force-reinstall", "--no-deps", "keras-nightly"])
     return python
 
 

@@ -27,12 +27,14 @@ CORE = (
     "tests/training/test_models.py",
     "tests/conventions/test_import.py",
 )
+#: With the nightly Keras, only what a newer Keras may break first.
+NIGHTLY = ("tests/test_private_keras.py",)
 #: Warnings of old libraries about new ones; with the newest versions, the whole suite treats them as errors.
 FOREIGN = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 #: Seconds that the tests of an environment may take.
 TESTING = 3600
 #: Libraries whose versions are recorded in a row.
-LIBRARIES = ("pyspark", "keras", "tensorflow", "jax", "torch", "numpy", "pandas", "pyarrow")
+LIBRARIES = ("pyspark", "keras", "keras-nightly", "tensorflow", "jax", "torch", "numpy", "pandas", "pyarrow")
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,13 @@ class Row:
         return not self.trouble and self.failed == 0 and self.passed > 0
 
 
-def row(environment: Environment, folder: Path, core: Sequence[str] = CORE) -> Row:
-    """Make ``environment`` in ``folder`` and run the tests ``core`` there; their output goes to standard output."""
+def row(environment: Environment, folder: Path) -> Row:
+    """Make ``environment`` in ``folder`` and run its tests there; their output goes to standard output."""
     try:
         python = make(environment, folder)
     except Unavailable as error:
         return Row(environment.name, environment.backend, trouble=str(error))
-    return tested(environment, python, core)
+    return tested(environment, python, NIGHTLY if environment.nightly else CORE)
 
 
 def tested(environment: Environment, python: Path, core: Sequence[str]) -> Row:
