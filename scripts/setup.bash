@@ -1,5 +1,6 @@
 # What quickstart.sh and test.sh share; to be sourced. Finds or makes everything they need, and changes nothing that
-# is there already. Set PYTHON or JAVA_HOME to choose, and DISTKERAS_VENV for another place than .venv.
+# is there already. Set PYTHON or JAVA_HOME to choose, DISTKERAS_VENV for another place than .venv, and
+# DISTKERAS_LOCKED=1 for the packages that scripts/lock-tests.txt lists.
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${DISTKERAS_VENV:-$root/.venv}
@@ -84,14 +85,16 @@ source_digest() {
   (
     cd "$root"
     "$venv/bin/python" -VV
+    [[ -z ${DISTKERAS_LOCKED:-} ]] || cat scripts/lock-*.txt
     find pyproject.toml setup.py distkeras ps transformers -type f ! -name '*.pyc' -print0 |
       LC_ALL=C sort -z | xargs -0 sha256sum
   ) | sha256sum | cut -d ' ' -f 1
 }
 
-# ensure_installed EXTRA: this package with its extra in the virtual environment; fast when nothing has changed.
+# ensure_installed EXTRA: this package with its extra in the virtual environment; fast when nothing has changed. With
+# DISTKERAS_LOCKED, the packages that it needs are those of scripts/lock-EXTRA.txt, with their hashes, else the newest.
 ensure_installed() {
-  local extra=$1 stamp=$venv/distkeras.stamp digest
+  local extra=$1 stamp=$venv/distkeras.stamp digest pip=("$venv/bin/python" -m pip --quiet --disable-pip-version-check)
   make_venv
   digest=$(source_digest)
   if [[ $(head -n 1 "$stamp" 2>/dev/null) != "$digest" ]]; then
@@ -101,7 +104,11 @@ ensure_installed() {
   fi
   say "Installing distkeras[$extra] into $venv (TensorFlow and Spark are large: the first time takes minutes)"
   rm -rf "$root/build/lib" # setuptools would pack modules that were deleted since
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$root[$extra]" ||
+  if [[ -n ${DISTKERAS_LOCKED:-} ]]; then
+    "${pip[@]}" install --require-hashes --no-deps -r "$root/scripts/lock-$extra.txt" ||
+      die "pip could not install the locked packages; see above. Without DISTKERAS_LOCKED, the newest are installed"
+  fi
+  "${pip[@]}" install "$root[$extra]" ||
     die "pip could not install distkeras[$extra]; see above"
   [[ -e $stamp ]] || printf '%s\n' "$digest" >"$stamp"
   printf '%s\n' "$extra" >>"$stamp"

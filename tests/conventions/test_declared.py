@@ -73,6 +73,30 @@ def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, .
     assert not strangers, "\n".join(strangers)
 
 
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def test_the_lock_has_what_the_tests_need() -> None:
+    """Each package has hashes, each pin is in the declared range, and no registry is named."""
+    text = (ROOT / "scripts" / "lock-tests.txt").read_text()
+    assert "://" not in text
+    assert "file:" not in text
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)(?: ; .*)? \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)
+    assert len(pins) == len(re.findall(r"^\w", text, re.MULTILINE))
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["tests"]]
+    for line in lines:
+        name, more, bounds = present(re.match(r"([\w-]+)(?:\[([\w,]+)\])?(.*)", line)).groups()
+        if name == "distkeras":
+            lines += [line for extra in more.split(",") for line in project["optional-dependencies"][extra]]
+            continue
+        found = [numbers(version) for pinned, version in pins if pinned == name]
+        assert found, f"{name} is not in scripts/lock-tests.txt"
+        for kind, bound in re.findall(r"(>=|<)([\d.]+)", bounds):
+            assert all((pin >= numbers(bound)) == (kind == ">=") for pin in found), f"{line}: {found} is locked"
+
+
 #: Names between backticks in Markdown: a dotted name of the package, or a path of the repository.
 NAME = re.compile(r"`(distkeras(?:\.\w+)+)(?:\(.*?\))?`")
 PATH = re.compile(r"`((?:distkeras|ps|transformers|scripts|tests|benchmarks|docs|notebooks)/[\w./-]*)`")
