@@ -27,7 +27,7 @@ _LIBRARY = re.compile(
     r"|[/\\]distkeras[/\\](?:"
     r"(?:analysis|commands|compat|dashboard|data|groups|job_server|keras_model|ml|ps|spark|training|transformers)[/\\]"
     r"|(?:__(?:init|main)__|callbacks|chatter|evaluators|flags|job_deployment|keras_callbacks|layers|metric_columns"
-    r"|mlflow_logger|optimizers|predictors|prometheus|results|search|settings|shown|trainers?|utils)\.py$)"
+    r"|private_keras|mlflow_logger|optimizers|predictors|prometheus|results|search|settings|shown|trainers?|utils)\.py$)"
 )
 _FRAME = re.compile(r'^  File "([^"\n]+)", line \d+, in .*\n(?:^    .*\n?)*', re.M)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
