@@ -31,6 +31,8 @@ STACK = 5
 
 Built = tuple[Recipe, bytes]
 
+on_tensorflow = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="stacks of models are TensorFlow's")
+
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, weight_decay=0.01, global_clipnorm=0.5),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),
@@ -111,6 +113,7 @@ def assert_same_but_for_rounding(
 COUNTS = st.lists(st.integers(1, 11), min_size=1, max_size=STACK)
 
 
+@on_tensorflow
 @pytest.mark.parametrize(
     ("optimizer", "layers"),
     [
@@ -127,6 +130,7 @@ def test_groups_of_any_sizes_have_the_numbers_of_single_groups(
     assert_same_but_for_rounding(both_ways(optimizer, layers), [rows(seed, count) for seed, count in enumerate(counts)])
 
 
+@on_tensorflow
 def test_a_group_that_diverges_does_not_affect_the_others() -> None:
     groups = [rows(seed, count) for seed, count in enumerate((9, 11, 6))]
     groups[1] = tuple(column * np.float32(1e30) for column in groups[1])
@@ -134,6 +138,7 @@ def test_a_group_that_diverges_does_not_affect_the_others() -> None:
     assert_same_but_for_rounding(both_ways("adam"), [groups[2], groups[0], rows(3, 11)])
 
 
+@on_tensorflow
 @pytest.mark.slow
 def test_named_inputs_and_sample_weights_train_without_shuffling() -> None:
     spec = DataSpec(
@@ -182,6 +187,7 @@ def linear(*inner: Any) -> keras.Model:
     return keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
 
 
+@on_tensorflow
 def test_models_that_cannot_be_stacked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot vectorize its step: .*true_fn"):
         refused(linear(), "accumulation")
@@ -233,6 +239,7 @@ def trained_partition(
 
 
 # Adam squares each row of a table's gradient separately, even if an id occurs twice.
+@on_tensorflow
 @pytest.mark.parametrize(
     "optimizer", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad", "schedule"))]
 )

@@ -123,7 +123,9 @@ def test_rows_are_counted_over_the_whole_partition() -> None:
         next(out)
 
 
-INPUT_DTYPES = ["bfloat16", "float16", "float32", "float64", "bool", "int8", "uint8", "int64"]
+INPUT_DTYPES = ["bfloat16", "float16", "float32", "bool", "int8", "uint8"]
+if keras.backend.backend() != "jax":  # which has no 64 bits unless they are enabled at its start
+    INPUT_DTYPES += ["float64", "int64"]
 
 
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
