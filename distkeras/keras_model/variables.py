@@ -97,7 +97,7 @@ def _reader(variable: keras.Variable) -> Callable[[], np.ndarray]:
     handle = _float32_handle(variable)
     if handle is not None:
         return partial(variable_memory, handle, math.prod(variable.shape))
-    if keras.backend.backend() == "jax" and variable.dtype == "float32":
+    if variable.dtype == "float32" and _is_on_one_device_of_jax():
         import jax
 
         if jax.default_backend() == "cpu":
@@ -105,11 +105,15 @@ def _reader(variable: keras.Variable) -> Callable[[], np.ndarray]:
     return lambda: np.asarray(keras.ops.convert_to_numpy(variable))
 
 
-def _split_on_jax(layout: Layout, variables: Sequence[keras.Variable]) -> Callable[[np.ndarray], list[Any]] | None:
-    """Return a function that splits a vector into the values of variables: one copy to the device, and one call."""
+def _is_on_one_device_of_jax() -> bool:
     import keras
 
-    if keras.backend.backend() != "jax" or not variables or keras.distribution.distribution() is not None:
+    return keras.backend.backend() == "jax" and keras.distribution.distribution() is None
+
+
+def _split_on_jax(layout: Layout, variables: Sequence[keras.Variable]) -> Callable[[np.ndarray], list[Any]] | None:
+    """Return a function that splits a vector into the values of variables: one copy to the device, and one call."""
+    if not variables or not _is_on_one_device_of_jax():
         return None
     import jax
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
 import keras
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from keras import layers, optimizers
 from support.present import present
 from support.training.table_models import CASES, CutCase, batches_of, trained_by_rows, trained_dense
@@ -17,6 +19,7 @@ from distkeras.data.batches import Batch, Stack, aligned, as_weight, flat_weight
 from distkeras.keras_model.jax_evaluation import JaxEvaluation, can_evaluate
 from distkeras.keras_model.jax_steps import JaxSteps, can_loop
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.variables import VariableVector
 from distkeras.ml.evaluation import MetricSums, metric_states
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the backend must be JAX")
@@ -153,6 +156,35 @@ def test_mini_batches_without_a_stack_are_trained_in_the_same_way() -> None:
     np.testing.assert_array_equal(one.train(batches(5)), other.train(batches(5, in_stack=False)))
     for found, known in zip(state(one), state(other), strict=True):
         np.testing.assert_array_equal(found, known)
+
+
+@hypothesis.given(st.integers(0, 2**32 - 1), st.sampled_from(["float32", "mixed_float16", "float16", "bfloat16"]))
+@hypothesis.settings(max_examples=12, deadline=None)
+def test_vectors_are_loaded_and_read_as_keras_assigns_each_variable(seed: int, dtype: str) -> None:
+    """To the bit for any numbers: signed zeros, subnormal numbers, infinities and NaN are among them."""
+    built = keras.Sequential([keras.Input((3,)), layers.Dense(4, dtype=dtype), layers.Dense(2, dtype=dtype)])
+    vector, variables = VariableVector(built.trainable_variables), built.trainable_variables
+    chance = np.random.default_rng(seed)
+    loaded = chance.integers(0, 2**32, vector.layout.size, dtype=np.uint32).view(np.float32)
+    loaded[np.isnan(loaded)] = 1.0  # of which a cast to half precision may keep other bits
+    loaded[:5] = 0.0, -0.0, 1e-42, np.inf, np.nan
+    before = chance.normal(size=loaded.shape).astype(np.float32)
+    with np.errstate(all="ignore"):
+        for variable, values in zip(variables, vector.layout.views(loaded), strict=True):
+            variable.assign(values.copy())
+    expected = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    for variable in variables:
+        variable.assign(np.zeros(variable.shape, np.float32))
+    vector.load(loaded)
+    read, moved = np.empty_like(loaded), np.empty_like(loaded)
+    vector.read(read)
+    with np.errstate(all="ignore"):
+        vector.moved(before, moved)
+        for place, (known, variable) in enumerate(zip(expected, variables, strict=True)):
+            assert np.array(keras.ops.convert_to_numpy(variable)).tobytes() == known.tobytes()
+            assert vector.layout.views(read)[place].tobytes() == known.astype(np.float32).tobytes()
+            difference = known.astype(np.float32) - vector.layout.views(before)[place]
+            np.testing.assert_array_equal(vector.layout.views(moved)[place], difference)
 
 
 def test_a_vector_that_was_loaded_is_not_overwritten() -> None:
