@@ -25,6 +25,7 @@ from distkeras.keras_model.jax_steps import JaxSteps, can_loop
 from distkeras.keras_model.keras_config import Settings, applied
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.settable import Settable, assign_rows, settable
+from distkeras.keras_model.torch_steps import TorchSteps
 from distkeras.keras_model.variables import (
     VariableOrder,
     VariableVector,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from distkeras.data.batches import Batch
     from distkeras.keras_model.gradient_collector import CollectingOptimizer
     from distkeras.keras_model.recipe import Recipe
+
+_Loop = CompiledSteps | JaxSteps | TorchSteps
 
 
 def has_state(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -149,8 +152,9 @@ class KerasReplica:
     the replica.
 
     On TensorFlow many steps are one compiled loop over ``model.train_step``, traced once per kind of input, for
-    any number of steps and any batch size; on JAX, once per batch size, for the models that `can_loop` names.
-    Elsewhere, and with ``run_eagerly=True``, each step is a ``train_on_batch``.
+    any number of steps and any batch size; on JAX, once per batch size, for the models that `can_loop` names. On
+    PyTorch the loop is Python's. Other models on JAX, and on TensorFlow those with ``run_eagerly=True``, take each step
+    by ``train_on_batch``.
 
     Args:
         model: built, and compiled with an optimizer.
@@ -162,7 +166,6 @@ class KerasReplica:
     """
 
     def __init__(self, model: keras.Model, order: VariableOrder | None = None) -> None:
-        import keras
 
         _check_ready(model)
         self.model, self._order = model, order
@@ -177,11 +180,11 @@ class KerasReplica:
         self.layout = self._weights.layout
         #: The same for the moving statistics.
         self.moving_statistics = self._moving_statistics.layout
-        self._compiles = keras.backend.backend() == "tensorflow" and not model.run_eagerly
-        #: Whether a window of steps is one compiled loop.
-        self.loops = self._compiles or (keras.backend.backend() == "jax" and can_loop(model))
-        self._training_steps = CompiledSteps(model) if self._compiles else JaxSteps(model)
-        self._gradient_steps: CompiledSteps | JaxSteps | None = None
+        self._loop = _loop_of(model)
+        #: Whether a window of steps is one loop; else each step is a ``train_on_batch``.
+        self.loops = self._loop is not None
+        self._training_steps = None if self._loop is None else self._loop(model)
+        self._gradient_steps: _Loop | None = None
         self._collecting: CollectingOptimizer | None = None  # created on first use: it takes a vector's memory
         self._metric_names: tuple[str, ...] | None = None  # set by `prepare`
         #: What a step reports, of which `metric_names` names the numbers.
@@ -282,7 +285,7 @@ class KerasReplica:
     def _logs_of_own_step(self, batch: Batch) -> dict[str, tuple[int | None, ...]]:
         """Return the same of the user's ``train_step``, which may report other names than the model's metrics have."""
         try:
-            if isinstance(self._training_steps, CompiledSteps) and self._compiles:
+            if isinstance(self._training_steps, (CompiledSteps, TorchSteps)):
                 return self._training_steps.logs(batch)
             return {name: tuple(np.shape(value)) for name, value in self._logs_on_batch(batch).items()}
         except (ValueError, ConfigurationError):
@@ -295,7 +298,7 @@ class KerasReplica:
             ) from error
 
     def _changed_by_prepare(self) -> list[keras.Variable]:
-        if self._compiles or not is_own(self.model, "train_step"):
+        if isinstance(self._training_steps, CompiledSteps) or not is_own(self.model, "train_step"):
             return layer_states(self.model)
         self._build_optimizer()  # the step is taken
         return [*_states(self.model), *self.model.optimizer.variables]
@@ -352,7 +355,7 @@ class KerasReplica:
             return np.empty((0, len(self._metric_names or ())), np.float64)
         self.prepare(batches[0])
         self._build_optimizer()
-        if not self.loops:
+        if not self.loops or self._training_steps is None:
             return np.stack([self._train_on_batch(batch) for batch in batches])
         return self._training_steps.run(batches, self.reported, len(self.metric_names))
 
@@ -403,8 +406,8 @@ class KerasReplica:
         self.prepare(batch)
         if self._collecting is None:
             self._collecting = CollectingOptimizer(self.model, self._trainable, self._places)
-            steps_of = CompiledSteps if self._compiles else JaxSteps
-            self._gradient_steps = steps_of(self.model, self._collecting.installed)
+            if self._loop is not None:
+                self._gradient_steps = self._loop(self.model, self._collecting.installed)
         collecting, steps = self._collecting, self._gradient_steps
         before = collecting.steps
         if self.loops and steps is not None:
@@ -506,6 +509,17 @@ class KerasReplica:
         self.model.reset_metrics()  # metrics are of this step alone, and Keras 3.11 does not reset them
         with packing_as_fit(self.model):
             return flat_logs(self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True))
+
+
+def _loop_of(model: keras.Model) -> type[_Loop] | None:
+    """Return the class of the loop that takes a model's steps; None: there is none for such a model."""
+    import keras
+
+    if keras.backend.backend() == "torch":
+        return TorchSteps
+    if keras.backend.backend() == "jax":
+        return JaxSteps if can_loop(model) else None
+    return None if model.run_eagerly else CompiledSteps
 
 
 def _states(model: keras.Model) -> list[keras.Variable]:

@@ -60,7 +60,8 @@ class VariableVector:
         # Looked up once: for a small model, Keras' own bookkeeping takes longer than the copy.
         self._handles = [_float32_handle(variable) for variable in variables]
         self._readers = [_reader(variable) for variable in variables]
-        self._split = _split_on_jax(self.layout, variables)
+        self._split = _split_on_jax(self.layout, variables) or _split_on_torch(self.layout, variables)
+        self._joined = _joined_on_torch(variables)
 
     def load(self, vector: np.ndarray) -> None:
         """Set the variables from a float32 vector of shape ``(size,)``, without keeping a reference to it."""
@@ -71,7 +72,7 @@ class VariableVector:
         for variable, handle, view in zip(self.variables, self._handles, self.layout.views(vector), strict=True):
             if handle is not None:
                 assign_float32(handle, view)
-            else:  # PyTorch may keep a reference to the array
+            else:
                 variable.assign(view.copy())
 
     def read(self, out: np.ndarray) -> None:
@@ -86,6 +87,8 @@ class VariableVector:
             np.subtract(value, before, out=difference, dtype=np.float32)
 
     def _values(self) -> Iterator[np.ndarray]:
+        if self._joined is not None:
+            return iter(self.layout.views(self._joined()))
         # Each value must be used before the next one: it may be the variable's own memory.
         return (read() for read in self._readers)
 
@@ -130,6 +133,35 @@ def _split_on_jax(layout: Layout, variables: Sequence[keras.Variable]) -> Callab
         return compiled(jax.device_put(own))  # type: ignore[no-any-return]  # JAX's are Any
 
     return split
+
+
+def _is_on_torch(variables: Sequence[keras.Variable]) -> bool:
+    import keras
+
+    return keras.backend.backend() == "torch" and len({variable.value.device for variable in variables}) == 1
+
+
+def _split_on_torch(layout: Layout, variables: Sequence[keras.Variable]) -> Callable[[np.ndarray], list[Any]] | None:
+    """Return a function that copies a vector to the variables' device, at once, and splits it there."""
+    if not _is_on_torch(variables):
+        return None
+    import keras
+
+    return lambda vector: layout.views(keras.ops.convert_to_tensor(vector))
+
+
+def _joined_on_torch(variables: Sequence[keras.Variable]) -> Callable[[], np.ndarray] | None:
+    """Return a function that joins the variables on their device, and copies the vector from there at once."""
+    if not _is_on_torch(variables):
+        return None
+    import torch
+
+    def joined() -> np.ndarray:
+        parts = [variable.value.detach().reshape(-1) for variable in variables]
+        vector: np.ndarray = torch.cat(parts).to(torch.float32).cpu().numpy()
+        return vector
+
+    return joined
 
 
 def numpy_value(variable: keras.Variable) -> np.ndarray:

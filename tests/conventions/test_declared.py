@@ -58,9 +58,9 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (PACKAGE, ("plots", "tls", "jobs", "completion", "mlflow", "jax")),
+        (PACKAGE, ("plots", "tls", "jobs", "completion", "mlflow", "jax", "torch")),
         (("benchmarks", "docs/docsite", "notebooks", "scripts"), ("tests", "study")),
-        (("tests",), ("tests", "openapi")),
+        (("tests",), ("tests", "openapi", "torch")),
     ],
     ids=["package", "scripts", "tests"],
 )

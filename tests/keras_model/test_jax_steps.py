@@ -6,101 +6,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import hypothesis
 import keras
 import numpy as np
 import pytest
-from hypothesis import strategies as st
-from keras import layers, optimizers
+from keras import layers
 from support.present import present
+from support.training.step_models import (
+    FEATURES,
+    MODELS,
+    ROWS,
+    batches,
+    dense,
+    looping,
+    several_outputs,
+    state,
+)
 from support.training.table_models import CASES, CutCase, batches_of, trained_by_rows, trained_dense
 
-from distkeras.data.batches import Batch, Stack, aligned, as_weight, flat_weight
+from distkeras.data.batches import Batch, as_weight, flat_weight
 from distkeras.keras_model.jax_evaluation import JaxEvaluation, can_evaluate
 from distkeras.keras_model.jax_steps import JaxSteps, can_loop
-from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.variables import VariableVector
 from distkeras.ml.evaluation import MetricSums, metric_states
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the backend must be JAX")
-ROWS, FEATURES, CLASSES = 8, 6, 3
-
-
-def dense(*inner: keras.Layer, optimizer: Any = "sgd", dtype: Any = None) -> keras.Model:
-    keras.utils.set_random_seed(1)
-    hidden = inner or (layers.Dense(5, activation="relu", dtype=dtype),)
-    model = keras.Sequential([keras.Input((FEATURES,)), *hidden, layers.Dense(CLASSES, activation="softmax")])
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-class OwnStep(keras.Sequential):
-    """Reports a number of its own."""
-
-    def train_step(self, state: Any, data: Any) -> Any:
-        logs, state = super().train_step(state, data)
-        return logs | {"twice": 2 * logs["loss"]}, state
-
-
-def own_step() -> keras.Model:
-    keras.utils.set_random_seed(1)
-    model = OwnStep([keras.Input((FEATURES,)), layers.Dense(CLASSES, activation="softmax")])
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
-
-
-def frozen() -> keras.Model:
-    model = dense(layers.Dense(5), layers.Dense(4))
-    model.layers[0].trainable = False
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
-
-
-def recurrent() -> keras.Model:
-    return dense(layers.Reshape((2, 3)), layers.LSTM(4))
-
-
-MODELS: dict[str, Callable[[], keras.Model]] = {
-    "sgd": dense,
-    "adam": lambda: dense(optimizer=optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5)),
-    "schedule": lambda: dense(
-        optimizer=optimizers.SGD(optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.9)
-    ),
-    "accumulated": lambda: dense(optimizer=optimizers.SGD(0.1, gradient_accumulation_steps=3)),
-    "average": lambda: dense(optimizer=optimizers.Adam(use_ema=True, ema_overwrite_frequency=4)),
-    "dropout": lambda: dense(layers.Dense(5), layers.Dropout(0.5)),
-    "batch norm": lambda: dense(layers.Dense(5), layers.BatchNormalization()),
-    "penalized": lambda: dense(layers.Dense(5, kernel_regularizer="l2", kernel_constraint="max_norm")),
-    "half": lambda: dense(dtype="mixed_float16", optimizer=optimizers.LossScaleOptimizer(optimizers.SGD(0.1))),
-    "own step": own_step,
-    "frozen": frozen,
-    "recurrent": recurrent,
-}
-
-
-def batches(count: int, *, weighted: bool = False, in_stack: bool = True, seed: int = 0) -> list[Batch]:
-    chance = np.random.default_rng(seed)
-    x, y = aligned((count, ROWS, FEATURES), np.dtype(np.float32)), aligned((count, ROWS), np.dtype(np.int32))
-    x[...], y[...] = chance.normal(size=x.shape), chance.integers(0, CLASSES, y.shape)
-    weight = aligned((count, ROWS), np.dtype(np.float32))
-    weight[...] = chance.random(weight.shape)
-    stack = Stack((x,), (y,), weight if weighted else None)
-    made = [Batch(0, i, False, (x[i],), (y[i],), weight[i] if weighted else None) for i in range(count)]
-    return [batch.placed_in(stack, place) for place, batch in enumerate(made)] if in_stack else made
-
-
-def state(replica: KerasReplica) -> list[np.ndarray]:
-    model = replica.model
-    variables = [*model.variables, *model.optimizer.variables]
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
-
-
-def looping(build: Callable[[], keras.Model], *, loops: bool = True) -> KerasReplica:
-    keras.utils.set_random_seed(1)  # before the layers are created
-    replica = KerasReplica(build())
-    assert replica.loops
-    replica.loops = loops
-    return replica
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -158,35 +86,6 @@ def test_mini_batches_without_a_stack_are_trained_in_the_same_way() -> None:
         np.testing.assert_array_equal(found, known)
 
 
-@hypothesis.given(st.integers(0, 2**32 - 1), st.sampled_from(["float32", "mixed_float16", "float16", "bfloat16"]))
-@hypothesis.settings(max_examples=12, deadline=None)
-def test_vectors_are_loaded_and_read_as_keras_assigns_each_variable(seed: int, dtype: str) -> None:
-    """To the bit for any numbers: signed zeros, subnormal numbers, infinities and NaN are among them."""
-    built = keras.Sequential([keras.Input((3,)), layers.Dense(4, dtype=dtype), layers.Dense(2, dtype=dtype)])
-    vector, variables = VariableVector(built.trainable_variables), built.trainable_variables
-    chance = np.random.default_rng(seed)
-    loaded = chance.integers(0, 2**32, vector.layout.size, dtype=np.uint32).view(np.float32)
-    loaded[np.isnan(loaded)] = 1.0  # of which a cast to half precision may keep other bits
-    loaded[:5] = 0.0, -0.0, 1e-42, np.inf, np.nan
-    before = chance.normal(size=loaded.shape).astype(np.float32)
-    with np.errstate(all="ignore"):
-        for variable, values in zip(variables, vector.layout.views(loaded), strict=True):
-            variable.assign(values.copy())
-    expected = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
-    for variable in variables:
-        variable.assign(np.zeros(variable.shape, np.float32))
-    vector.load(loaded)
-    read, moved = np.empty_like(loaded), np.empty_like(loaded)
-    vector.read(read)
-    with np.errstate(all="ignore"):
-        vector.moved(before, moved)
-        for place, (known, variable) in enumerate(zip(expected, variables, strict=True)):
-            assert np.array(keras.ops.convert_to_numpy(variable)).tobytes() == known.tobytes()
-            assert vector.layout.views(read)[place].tobytes() == known.astype(np.float32).tobytes()
-            difference = known.astype(np.float32) - vector.layout.views(before)[place]
-            np.testing.assert_array_equal(vector.layout.views(moved)[place], difference)
-
-
 def test_a_vector_that_was_loaded_is_not_overwritten() -> None:
     """A loop takes over the memory of the variables: a vector of the caller's must not be among it."""
     replica = looping(dense)
@@ -226,16 +125,6 @@ def test_tables_that_travel_by_rows_are_trained_like_whole_tables(name: str) -> 
     rows, dense = trained_by_rows(case, data), trained_dense(case, data)
     for field, found, expected in zip(dense._fields, rows, dense, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=field)
-
-
-def several_outputs() -> keras.Model:
-    inputs = keras.Input((FEATURES,))
-    hidden = layers.Dropout(0.5)(layers.Dense(4, activity_regularizer="l2")(inputs))
-    outputs = [layers.Dense(CLASSES, activation="softmax", name=name)(hidden) for name in ("one", "other")]
-    model = keras.Model(inputs, outputs)
-    loss = "sparse_categorical_crossentropy"
-    model.compile("sgd", [loss, loss], metrics=[["accuracy"], []], weighted_metrics=[[], ["accuracy"]])
-    return model
 
 
 def part(batch: Batch, rows: int, outputs: int) -> Batch:

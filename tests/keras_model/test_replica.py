@@ -6,14 +6,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import keras
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from keras import layers
 from support.training.small_classifier import ROWS, batches, classifier, mini, weights
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.variables import VariableVector
 from distkeras.ml.evaluation import metric_states
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 
@@ -43,6 +46,39 @@ def test_the_movement_is_the_difference_to_the_bit(precision: str) -> None:
     moved = np.full(replica.size, np.nan, np.float32)
     replica.moved(since, moved)
     np.testing.assert_array_equal(moved, weights(replica) - since)
+
+
+def bits(numbers: np.ndarray) -> bytes:
+    """Return the bits of numbers, the same for any NaN: a cast to half precision may change those of a NaN."""
+    return np.where(np.isnan(numbers), np.array(np.nan, numbers.dtype), numbers).tobytes()
+
+
+@hypothesis.given(st.integers(0, 2**32 - 1), st.sampled_from(["float32", "mixed_float16", "float16", "bfloat16"]))
+@hypothesis.settings(max_examples=12, deadline=None)
+def test_vectors_are_loaded_and_read_as_keras_assigns_each_variable(seed: int, dtype: str) -> None:
+    """To the bit for any numbers: signed zeros, subnormal numbers, infinities and NaN are among them."""
+    built = keras.Sequential([keras.Input((3,)), layers.Dense(4, dtype=dtype), layers.Dense(2, dtype=dtype)])
+    vector, variables = VariableVector(built.trainable_variables), built.trainable_variables
+    chance = np.random.default_rng(seed)
+    loaded = chance.integers(0, 2**32, vector.layout.size, dtype=np.uint32).view(np.float32)
+    loaded[:5] = 0.0, -0.0, 1e-42, np.inf, np.nan
+    before = chance.normal(size=loaded.shape).astype(np.float32)
+    with np.errstate(all="ignore"):
+        for variable, values in zip(variables, vector.layout.views(loaded), strict=True):
+            variable.assign(values.copy())
+    expected = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    for variable in variables:
+        variable.assign(np.zeros(variable.shape, np.float32))
+    vector.load(loaded)
+    read, moved = np.empty_like(loaded), np.empty_like(loaded)
+    vector.read(read)
+    with np.errstate(all="ignore"):
+        vector.moved(before, moved)
+        for place, (known, variable) in enumerate(zip(expected, variables, strict=True)):
+            assert bits(keras.ops.convert_to_numpy(variable)) == bits(known)
+            assert bits(vector.layout.views(read)[place]) == bits(known.astype(np.float32))
+            difference = known.astype(np.float32) - vector.layout.views(before)[place]
+            np.testing.assert_array_equal(vector.layout.views(moved)[place], difference)
 
 
 def assert_same_training(build: Callable[..., Any], data: list[Batch]) -> KerasReplica:
