@@ -148,6 +148,8 @@ def state(model: keras.Model) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_equal_to_its_copy_and_afterwards_as_it_was(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    if keras.backend.backend() == "torch" and name in ("random", "recurrent"):
+        pytest.skip("layers without a seed of their own draw from PyTorch's global generator")
     caplog.set_level(logging.INFO)
     keras.utils.set_random_seed(1)
     model = MODELS[name]()

@@ -105,7 +105,8 @@ def compare(job: Job) -> dict[str, float]:
         assign(model.trainable_variables, wanted.center)
         outputs = [keras.tree.flatten(part(x, training=False)) for part in (found.model, model)]
         predicted, right = (
-            np.concatenate([np.ravel(np.asarray(value, "float64")) for value in side]) for side in outputs
+            np.concatenate([np.ravel(keras.ops.convert_to_numpy(value)) for value in side], dtype=np.float64)
+            for side in outputs
         )
         return difference(found, wanted) | {"outputs": distance(predicted, right)}
 
