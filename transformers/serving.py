@@ -29,6 +29,7 @@ from distkeras.ps.checkpoint.versions import Version, VersionFolder, version_nam
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
 from distkeras.spark.daemon import import_keras
 from distkeras.spark.failures import message_first
+from distkeras.spark.task_process import prepare_task
 from distkeras.transformers.outputs import OutputColumn
 
 if TYPE_CHECKING:
@@ -295,6 +296,7 @@ def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
     models = plan.options.models
     key = plan.key if models is None else f"{plan.key} {type(models).__name__}"
     model = MODELS.get(key)
+    prepare_task()
     import_keras()
     keras_config.use(plan.settings)
     if model is None:

@@ -27,7 +27,7 @@ from distkeras.ps.rules import make
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker, work
-from distkeras.training.task import prepare_process
+from distkeras.spark.task_process import prepare_process
 
 if TYPE_CHECKING:
     import keras
@@ -69,7 +69,7 @@ class BackendProcess(Caller):
 def _choose(backend: str, of_task: bool) -> None:
     os.environ["KERAS_BACKEND"] = backend
     if of_task:
-        prepare_process(_THREADS, None)
+        prepare_process(_THREADS)
 
 
 def build(workload: Workload, steps_per_execution: int = 1) -> keras.Model:

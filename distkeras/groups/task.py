@@ -23,7 +23,7 @@ from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError, DistkerasError, Origin, sorted_error
 from distkeras.spark.failures import shortened
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
-from distkeras.training.task import prepare_process
+from distkeras.spark.task_process import prepare_task
 
 log = logging.getLogger(__name__)
 
@@ -122,9 +122,8 @@ class GroupTask:
         context = TaskContext.get()
         if context is None:
             raise ConfigurationError("a task must run inside Spark. Received: no task context")
-        gpus = context.resources().get("gpu")
-        prepare_process(self.threads or context.cpus(), gpus.addresses if gpus else None)
         try:
+            prepare_task(self.threads)
             yield from GroupPartition(self, context.partitionId()).train(RecordStream(records, connection_to_spark()))
         except DistkerasError as error:
             raise shortened(error) from error.__cause__

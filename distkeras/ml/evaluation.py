@@ -32,6 +32,7 @@ from distkeras.keras_model.mapped_tables import MappedModel
 from distkeras.keras_model.variables import layer_states, numpy_value
 from distkeras.private_keras import losses_of_outputs, mask_of
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, headline
+from distkeras.spark.task_process import prepare_task
 from distkeras.transformers import expressions
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def _summed_states(df: DataFrame, spec: DataSpec, load: _Load) -> list[np.ndarra
     name = uuid.uuid4().hex
 
     def states_of(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prepare_task()
         context = TaskContext.get()
         sums: MetricSums | None = None
         with BatchSource(records, spec, worker=context.partitionId() if context else 0) as source:

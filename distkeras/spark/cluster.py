@@ -38,6 +38,8 @@ _SETTINGS = (
     "spark.master", "spark.driver.host", "spark.driver.port", "spark.task.cpus", "spark.executor.instances",
     "spark.executor.cores", "spark.dynamicAllocation.enabled", "spark.ui.showConsoleProgress",
 )  # fmt: skip
+#: Those of resources such as GPUs: how many an executor has, and a task takes.
+_RESOURCE = re.compile(r"spark\.(executor|task)\.resource\.(.+)\.amount")
 #: Guards `SparkContext.pythonExec` while it is replaced.
 _python_lock = threading.Lock()
 
@@ -92,8 +94,8 @@ class SparkFacts:
     @classmethod
     def of(cls, session: SparkSession) -> SparkFacts:
         context = context_of(session)
-        values = {name: session.conf.get(name, None) for name in _SETTINGS}
-        settings = {name: str(value) for name, value in values.items() if value is not None}
+        read = session.conf.getAll
+        settings = {name: value for name, value in read.items() if name in _SETTINGS or _RESOURCE.fullmatch(name)}
         if context is None:
             return cls(True, settings.get("spark.master", "local"), None, False, settings)
         cores_known = not context.getConf().contains("spark.default.parallelism")
@@ -135,24 +137,38 @@ class SparkFacts:
         """Return the address that a server in the cluster binds: loopback for a local master, else "" for any."""
         return "127.0.0.1" if self.local and not self.connect else ""
 
-    def slots(self, resources: ResourceProfile | None = None) -> int | None:
-        """Return how many tasks Spark can run at once; None if that is unknown before the job."""
-        each_task = int(self.settings.get("spark.task.cpus", "1"))
-        if resources is not None:
-            if resources.executorResources:  # Spark starts new executors for these
-                return None
-            request = resources.taskResources.get("cpus")
-            each_task = int(request.amount) if request else each_task
-        if (local := _LOCAL.fullmatch(self.master)) is not None:
-            return self._local_cores(local[1]) // each_task or None
+    def slots(self, resources: ResourceProfile | None = None) -> dict[str, int]:
+        """Return how many tasks Spark can run at once, as each resource permits; empty if unknown before the job.
+
+        The least of them holds. Resources are "cores", and those that a task takes, such as "gpu".
+        """
+        requests = {} if resources is None else resources.taskResources
+        shares = {name: float(request.amount) for name, request in requests.items()}
+        each_task = int(shares.pop("cpus", self.settings.get("spark.task.cpus", "1")))
+        if resources is not None and resources.executorResources:  # Spark starts new executors for these
+            return {}
+        if (local := _LOCAL.fullmatch(self.master)) is not None:  # Spark assigns cores alone
+            slots = self._local_cores(local[1]) // each_task
+            return {"cores": slots} if slots else {}
         if (cluster := _LOCAL_CLUSTER.fullmatch(self.master)) is not None:
-            return int(cluster[1]) * (int(cluster[2]) // each_task) or None
-        if self.settings.get("spark.dynamicAllocation.enabled", "false") == "false":
+            instances, cores = cluster[1], cluster[2]
+        else:
             instances = self.settings.get("spark.executor.instances", "")
             cores = self.settings.get("spark.executor.cores", "")
-            if instances.isdecimal() and cores.isdecimal():
-                return int(instances) * (int(cores) // each_task)
-        return None
+            if self.settings.get("spark.dynamicAllocation.enabled", "false") != "false":
+                return {}
+        if not (instances.isdecimal() and cores.isdecimal()):
+            return {}
+        each = {"cores": int(cores) // each_task}
+        for name, amount in (self._amounts("task") if resources is None else shares).items():
+            there = int(self._amounts("executor").get(name, 0))
+            each[name] = there * int(1 / amount) if amount < 1 else there // int(amount)
+        return {name: int(instances) * tasks for name, tasks in each.items()}
+
+    def _amounts(self, of: str) -> dict[str, float]:
+        """Return the amount of each resource that the session's settings give to an "executor" or a "task"."""
+        found = {_RESOURCE.fullmatch(name): float(value) for name, value in self.settings.items() if ".amount" in name}
+        return {name[2]: amount for name, amount in found.items() if name is not None and name[1] == of and amount > 0}
 
     def _local_cores(self, number: str | None) -> int:
         """Return the cores of ``local[number]``; 0 if they are unknown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,21 +115,34 @@ def require_shared(checkpoint: Checkpoint | None) -> None:
 
 
 def require_slots(
-    server: ServerSettings, facts: SparkFacts, known: int | None, resources: ResourceProfile | None, *, apart: bool
+    server: ServerSettings,
+    facts: SparkFacts,
+    known: Mapping[str, int],
+    resources: ResourceProfile | None,
+    *,
+    apart: bool,
 ) -> None:
     """Check that Spark can run all workers at once if the rule or the bound needs it, as far as that is known.
 
-    ``known`` is how many tasks Spark runs at once, or None; ``apart``: the server takes a slot of its own.
+    ``known`` is how many tasks Spark runs at once by each resource; ``apart``: the server takes a slot of its own.
     """
     if resources is not None:
         _require_known(resources, facts)
-    if known is None or known >= server.workers + apart:
+    at_once = min(known.values(), default=None)
+    if at_once is None or at_once >= server.workers + apart:
         return
-    slots = known - apart
+    slots = at_once - apart
+    where = f"spark.master={facts.master}"
+    if len(known) > 1:
+        where += f", slots by resource: {', '.join(f'{name} {number}' for name, number in known.items())}"
+    if not at_once:
+        raise ConfigurationError(
+            f"an executor must have what a worker's task takes. Received: no room for a task ({where})"
+        )
     if slots < 1:
         raise ConfigurationError(
             "`server='cluster'` needs a slot for the server and one for a worker at least. "
-            f"Received: {known} at once (spark.master={facts.master})"
+            f"Received: {at_once} at once ({where})"
         )
     if scheduler_for(server.rule, server.workers, server.staleness_bound, gather=server.relays is not None).gather:
         needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"
@@ -137,7 +150,7 @@ def require_slots(
         raise ConfigurationError(
             f"`num_workers` must be at most {slots}, which is how many tasks Spark runs at once"
             f"{' next to the server' if apart else ''} "
-            f"(spark.master={facts.master}): {needs} needs all workers at the same time. "
+            f"({where}): {needs} needs all workers at the same time. "
             f"Received: num_workers={server.workers}"
         )
 

@@ -51,6 +51,7 @@ from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, 
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
+from distkeras.spark.task_process import prepare_task
 from distkeras.training.server_task import own_address
 
 #: The task's output: columns with their types, as Spark and as Arrow spell them.
@@ -109,9 +110,8 @@ class Task:
                 f"`df` must have {self.settings.workers} partitions, one per worker. Received: partition {worker}",
                 worker=worker,
             )
-        gpus = context.resources().get("gpu")
-        prepare_process(self.settings.threads or context.cpus(), gpus.addresses if gpus else None)
         try:
+            prepare_task(self.settings.threads)
             summary = _TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
         except DistkerasError as error:  # the driver has the full error already; Spark logs this text several times
             raise shortened(error) from error.__cause__
@@ -387,23 +387,3 @@ def require_same_rows(welcome: Welcome, rows: int, checksum: int, *, epochs: int
             f"partition that has ended with {welcome.checksum:#018x}. {SAVE_ROWS}",
             worker=worker,
         )
-
-
-def prepare_process(threads: int, gpus: list[str] | None) -> None:
-    """Set the environment variables that libraries read on their first import, unless the user has set them."""
-    settings = {
-        # Each core has a worker: more threads would only compete for the cores.
-        "TF_NUM_INTRAOP_THREADS": str(threads),
-        "TF_NUM_INTEROP_THREADS": "1",
-        "OMP_NUM_THREADS": str(threads),
-        "PJRT_NPROC": str(threads),  # JAX's on processors
-        # Several workers may share a GPU; by default the first one would take all of its memory.
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }
-    if gpus:
-        settings["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
-    # PyArrow and Keras import it on first use: of two threads at once, one would see it half imported.
-    import pandas  # noqa: F401 - imported for its side effect

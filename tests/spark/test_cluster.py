@@ -60,11 +60,11 @@ class TestDriversPython:
 
 def session(master: str, parallelism: int = 0, **settings: Any) -> Any:
     """Return an object with the attributes of a session that determine its slots."""
-    values = {"spark.master": master, **{name.replace("_", "."): value for name, value in settings.items()}}
+    values = {"spark.master": master, **{name.replace("_", "."): str(value) for name, value in settings.items()}}
     context = SimpleNamespace(
         master=master, defaultParallelism=parallelism, getConf=lambda: SimpleNamespace(contains=values.__contains__)
     )
-    return SimpleNamespace(conf=SimpleNamespace(get=values.get), sparkContext=context)
+    return SimpleNamespace(conf=SimpleNamespace(getAll=values), sparkContext=context)
 
 
 EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_cores": "5"}
@@ -91,24 +91,36 @@ EXECUTORS: dict[str, Any] = {"spark_executor_instances": "3", "spark_executor_co
     ],
 )
 def test_the_number_of_slots_follows_from_the_settings(found: Any, slots: int | None) -> None:
-    assert SparkFacts.of(found).slots() == slots
+    assert SparkFacts.of(found).slots() == ({} if slots is None else {"cores": slots})
+
+
+#: Executors with 5 cores and 4 GPUs.
+WITH_GPUS = {**EXECUTORS, "spark_executor_resource_gpu_amount": "4"}
+
+
+@pytest.mark.parametrize(("amount", "slots"), [("1", 12), ("2", 6), ("3", 3), ("0.5", 24), ("0.3", 36)])
+def test_the_number_of_slots_follows_from_the_gpus(amount: str, slots: int) -> None:
+    facts = SparkFacts.of(session("yarn", **WITH_GPUS, spark_task_resource_gpu_amount=amount))
+    assert facts.slots() == {"cores": 15, "gpu": slots}
 
 
 def test_the_number_of_slots_follows_from_the_resources_of_tasks() -> None:
     profile: Any = SimpleNamespace(executorResources={}, taskResources={"cpus": SimpleNamespace(amount=2.0)})
-    assert SparkFacts.of(session("local-cluster[3,5,1024]", spark_task_cpus="1")).slots(profile) == 6
-    profile.taskResources = {"gpu": SimpleNamespace(amount=1.0)}
-    assert SparkFacts.of(session("yarn", **EXECUTORS, spark_task_cpus="2")).slots(profile) == 6
+    assert SparkFacts.of(session("local-cluster[3,5,1024]", spark_task_cpus="1")).slots(profile) == {"cores": 6}
+    profile.taskResources = {"gpu": SimpleNamespace(amount=2.0)}
+    found = session("yarn", **WITH_GPUS, spark_task_cpus="2", spark_task_resource_gpu_amount="1")
+    assert SparkFacts.of(found).slots(profile) == {"cores": 6, "gpu": 6}
+    assert SparkFacts.of(session("yarn", **EXECUTORS)).slots(profile) == {"cores": 15, "gpu": 0}
     profile.executorResources = {"cores": SimpleNamespace(amount=8.0)}
-    assert SparkFacts.of(session("yarn", **EXECUTORS)).slots(profile) is None
+    assert SparkFacts.of(session("yarn", **EXECUTORS)).slots(profile) == {}
 
 
 def test_a_later_builder_does_not_change_the_slots() -> None:
     """`getOrCreate` writes its settings into a running session, which keeps its master."""
     found = session("local[2]")
-    found.conf = SimpleNamespace(get=lambda name, default: "local[8]" if name == "spark.master" else default)
-    assert SparkFacts.of(found).slots() == 2
+    found.conf.getAll["spark.master"] = "local[8]"
+    assert SparkFacts.of(found).slots() == {"cores": 2}
 
 
 def test_the_number_of_slots_of_a_running_session_is_found(spark: SparkSession) -> None:
-    assert SparkFacts.of(spark).slots() == 2
+    assert SparkFacts.of(spark).slots() == {"cores": 2}
