@@ -2,7 +2,8 @@
 
 With Spark's own daemon, each worker imports Keras and a backend itself, which takes seconds for every worker and every
 retried task. Here workers are forked with these modules in memory, which they share. The import does not start a
-backend's runtime, so that the fork is safe: threads and devices are created on first use. Importing this module loads
+backend's runtime, so that the fork is safe, and a worker can choose its GPU: threads and devices are created on first
+use. Importing this module loads
 neither pyspark nor Keras.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -96,6 +98,8 @@ def main() -> None:
     """Import the modules, then fork workers until Spark ends the daemon."""
     from pyspark import daemon
 
+    # Keras looks for GPUs when it imports PyTorch, which by default starts CUDA: it cannot be used after a fork.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in _MODULES:
         # A module that is missing here is also missing in workers: one that needs it raises the error in its task.
         with contextlib.suppress(ImportError):

@@ -29,6 +29,28 @@ import matplotlib.pyplot
     )
 
 
+def test_the_import_starts_no_runtime_before_the_fork() -> None:
+    """A runtime reads which GPUs it may use when it starts, and does not survive a fork."""
+    output_of(
+        "-c",
+        """
+from distkeras.spark.daemon import import_keras
+import_keras()
+import keras
+if keras.config.backend() == "tensorflow":
+    import tensorflow as tf
+    tf.config.threading.set_inter_op_parallelism_threads(3)  # raises once the runtime has started
+elif keras.config.backend() == "jax":
+    import jax
+    jax.config.update("jax_num_cpu_devices", 3)  # the same
+    assert len(jax.devices()) == 3
+else:
+    import torch
+    assert not torch.cuda.is_initialized()
+""",
+    )
+
+
 @pytest.mark.slow
 def test_another_thread_may_import_matplotlib_meanwhile() -> None:
     output_of(

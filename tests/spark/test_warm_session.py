@@ -46,6 +46,7 @@ def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:
             "backend": sys.modules["keras"].config.backend() if "keras" in sys.modules else None,
             "threads": len(list(Path("/proc/self/task").iterdir())),
             "parent": os.getppid(),
+            "torch": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"),
         }
 
     def probed() -> list[dict[str, Any]]:
@@ -67,6 +68,7 @@ def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:
         assert worker["pyarrow"]
         assert worker["distkeras.training.task"]
         assert worker["backend"] == keras.config.backend()
+        assert worker["torch"] == "1", "PyTorch must not start CUDA before the fork"
         assert worker["threads"] == 1, "a runtime must not have started threads before the fork"
     assert len({worker["parent"] for worker in found}) == 1
 
