@@ -27,6 +27,7 @@ import distkeras.transformers.serving as serving
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
 from distkeras.data.column_kinds import TEXT, dtype_of_input, innermost, lists_of, vector_of
 from distkeras.data.columns import Part, user_names
+from distkeras.data.model_columns import table_of
 from distkeras.data.schema import (
     decoders,
     field_of,
@@ -409,6 +410,8 @@ class PackedModel:
             self.data = archive.with_attributes(archive.to_bytes(model), attributes)
         self.inputs = [(tuple(tensor.shape[1:]), dtype_of_input(tensor)) for tensor in _tensors(model, "inputs")]
         self.outputs = [(tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in _tensors(model, "outputs")]
+        #: For each input whose values an Embedding looks up: its name and its rows.
+        self.tables = [table_of(model, tensor) for tensor in _tensors(model, "inputs")]
         self.input_parts, self.output_parts = inputs_of(model), outputs_of(model)
         for shape, _ in self.inputs:
             if shape.count(None) > 1:
@@ -481,8 +484,8 @@ class PackedModel:
             settings=self.settings,
             trusted=self.trusted,
             inputs=tuple(
-                serving.ModelInput(name, shape, dtype, options.decode.get(name), parts.get(name, ()))
-                for name, (shape, dtype) in zip(features, self.inputs, strict=True)
+                serving.ModelInput(name, shape, dtype, options.decode.get(name), parts.get(name, ()), table)
+                for name, (shape, dtype), table in zip(features, self.inputs, self.tables, strict=True)
             ),
             columns=tuple(columns),
             row_bytes=_row_bytes(self.inputs) + _row_bytes(self.outputs),

@@ -45,13 +45,17 @@ MODELS: OrderedDict[str, keras.Model | MappedModel] = OrderedDict()
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One input of the model: a row's shape, None for one extent that the data decides, and a dtype or `TEXT`."""
+    """One input of the model: a row's shape, None for one extent that the data decides, and a dtype or `TEXT`.
+
+    ``table`` is that of `Column`: on a GPU, an id that is not in it would get zeros.
+    """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
     decode: Callable[[Any], Any] | None = None
     parts: tuple[Part, ...] = ()
+    table: tuple[str, int] | None = None
 
 
 class ModelsByKey(Protocol):
@@ -367,7 +371,7 @@ def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, 
     if is_open:  # the first row decides for all of them
         extent = max(1, _open_extent(values[:1], column, math.prod(shape)))
         shape = tuple(extent if fixed is None else fixed for fixed in column.shape)
-    whole = Column(column.name, shape, column.dtype, column.decode, column.parts)
+    whole = Column(column.name, shape, column.dtype, column.decode, column.parts, table=column.table)
     try:
         return to_numpy(values, whole, worker=worker, first_row=first_row, record=batch)
     except ShapeError as error:

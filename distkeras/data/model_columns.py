@@ -317,7 +317,7 @@ def data_spec(
     targets = TargetColumns(model, schema, decode, rows)
     return DataSpec(
         features=tuple(
-            replace(_feature_column(schema[name], tensor, decode.get(name)), table=_table_of(model, tensor))
+            replace(_feature_column(schema[name], tensor, decode.get(name)), table=table_of(model, tensor))
             for name, tensor in zip(features, inputs, strict=True)
         ),
         labels=targets.labels(entries),
@@ -368,7 +368,7 @@ def _feature_column(field: StructField, tensor: Any, decode: _Decoder | None) ->
     return Column(name, shape, dtype if kept else "float32", decode, parts_of(field))
 
 
-def _table_of(model: keras.Model, tensor: Any) -> tuple[str, int] | None:
+def table_of(model: keras.Model, tensor: Any) -> tuple[str, int] | None:
     """Return the name and the rows of the smallest table of an Embedding that looks up an input itself, or None."""
     import keras
 

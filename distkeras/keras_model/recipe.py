@@ -107,6 +107,8 @@ class Recipe:
         settings: those of ``keras.config`` on the driver, which losses and layers read while they compute.
         trusted: of the archive whose lambdas may run, from `trusted_code`; "" for none.
         undecayed: numbers of the weights that the optimizer excludes from weight decay one by one.
+        jit_compile: what "auto" means on the driver: on TensorFlow it depends on the devices of a process. None: the
+            same everywhere.
     """
 
     backend: str
@@ -118,6 +120,7 @@ class Recipe:
     settings: Settings = field(default_factory=dict)
     trusted: str = ""
     undecayed: tuple[int, ...] = ()
+    jit_compile: bool | None = None
 
     def begin_task(self) -> None:
         """Import Keras with the backend, and set ``keras.config``, for good: in a task, never on the driver."""
@@ -146,6 +149,8 @@ class Recipe:
         with applied(self.settings), named:
             model = from_bytes(model_file, self.objects, trusted=self.trusted)
             arguments = {name: unpack(name, value) for name, value in self.arguments.items()}
+            if self.jit_compile is not None:
+                arguments.setdefault("jit_compile", self.jit_compile)
             try:
                 model.compile(**arguments)
             except (TypeError, ValueError, KeyError) as error:
@@ -243,6 +248,7 @@ def recipe_of(  # noqa: PLR0913 - the arguments of `compile`, by their keywords
         settings=settings_now(),
         trusted=trusted_code(model_file),
         undecayed=_undecayed(model, arguments["optimizer"]),
+        jit_compile=bool(model.jit_compile) if running_backend() == "tensorflow" else None,
     )
 
 

@@ -3,8 +3,7 @@
 With Spark's own daemon, each worker imports Keras and a backend itself, which takes seconds for every worker and every
 retried task. Here workers are forked with these modules in memory, which they share. The import does not start a
 backend's runtime, so that the fork is safe, and a worker can choose its GPU: threads and devices are created on first
-use. Importing this module loads
-neither pyspark nor Keras.
+use. Importing this module loads neither pyspark nor Keras.
 """
 
 from __future__ import annotations

@@ -272,6 +272,23 @@ def test_flags_of_compile_reach_the_workers() -> None:
         assert {name: getattr(built, name) for name in flags} == flags
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="elsewhere devices do not decide")
+def test_workers_compile_as_the_driver_does_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    for compiled in (True, False):
+        model = network()
+        if compiled:
+            model.compile("sgd", "mse")
+        file = archive.to_bytes(model)
+        recipe = recipe_of(model, file, loss="mse")
+        with monkeypatch.context() as patched:
+            patched.setattr(tf.config, "list_physical_devices", lambda *_: [gpu])
+            assert network().jit_compile
+            assert not recipe.build(file).jit_compile
+
+
 def test_an_unscaled_loss_stays_unscaled() -> None:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")

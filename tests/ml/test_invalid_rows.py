@@ -189,6 +189,16 @@ class TestPrediction:
         )
         assert skipped.keys() == set(range(60)) - {3, 5, 17, 18}
 
+    def test_ids_that_an_embedding_lacks_are_invalid(self, df: DataFrame) -> None:
+        """TensorFlow raises on a processor, and predicts from zeros on a GPU."""
+        layers = [keras.layers.Embedding(57, 2), keras.layers.Flatten(), keras.layers.Dense(2, "softmax")]
+        model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
+        found = rows_of(
+            ModelPredictor(model, "id", handle_invalid="keep", invalid_col="why").transform(df.select("id"))
+        )
+        assert {number for number, row in found.items() if row["prediction"] is None} == {57, 58, 59}
+        assert f"ids of {layers[0].name!r} must be in [0, 57), its rows" in found[58]["why"]
+
     def test_values_that_cannot_be_decoded_are_invalid(self, spark: SparkSession) -> None:
         frame = spark.createDataFrame(
             [(i, json.dumps([i, 1.0]) if i != 2 else "[") for i in range(4)], "id int, x string"
