@@ -464,8 +464,8 @@ class Trainer(JobResults):
                 Weights differ only by rounding, about 1e-5, which may vary from run to run. This is faster for small
                 models and mini-batches, whose steps take longer to start than to compute, and pays off for thousands of
                 groups, because each Python worker traces a step for longer. It is slower for layers of 50,000 weights
-                and more. Memory grows with the number. It needs TensorFlow, and a model of Keras' own classes and
-                functions.
+                and more. Memory grows with the number. It needs TensorFlow or JAX, and a model of Keras' own classes
+                and functions.
 
         Raises:
             DifferentJobError: ``path`` holds another job.

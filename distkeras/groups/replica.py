@@ -14,6 +14,7 @@ from distkeras.data.model_columns import example
 from distkeras.data.ordering import EpochOrder, row_order
 from distkeras.keras_model.archive import read_config
 from distkeras.keras_model.compiled_steps import CALL_BYTES_MAX
+from distkeras.keras_model.jax_stacks import JaxStack
 from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import fingerprint
@@ -153,6 +154,8 @@ def load_weights(model: keras.Model, data: bytes) -> None:
         weight.assign(value.copy())  # a backend may keep a reference to the array
 
 
+#: Models that train side by side, by Keras' backend.
+STACKS: dict[str, type[JaxStack | StackedModels]] = {"jax": JaxStack, "tensorflow": StackedModels}
 #: The most bytes of the variables of all models in a stack. A step needs several times as much.
 _STACK_BYTES_MAX = 256 << 20
 
@@ -177,8 +180,10 @@ class GroupsSideBySide:
     """A stack of models that is trained on up to ``count`` groups at once, each time from the model's initial state."""
 
     def __init__(self, recipe: Recipe, model_file: bytes, spec: DataSpec, count: int) -> None:
-        if recipe.backend != "tensorflow":
-            raise ConfigurationError(f"`side_by_side` needs TensorFlow as Keras' backend. Received: {recipe.backend!r}")
+        if recipe.backend not in STACKS:
+            raise ConfigurationError(
+                f"`side_by_side` needs Keras' backend to be one of {sorted(STACKS)}. Received: {recipe.backend!r}"
+            )
         replica = new_replica(recipe, model_file, example(spec))
         model = replica.model
         if not all_state_is_in_variables(recipe, model_file, model):
@@ -190,7 +195,8 @@ class GroupsSideBySide:
             raise ConfigurationError("`side_by_side` needs a compiled step. Received: a model with run_eagerly=True")
         require_small_stack(replica.nbytes, count)
         self._spec, self._count = spec, count
-        self._models = StackedModels(model, example(spec), replica.reported, len(replica.metric_names), count)
+        stack = STACKS[recipe.backend]
+        self._models = stack(model, example(spec), replica.reported, len(replica.metric_names), count)
 
     def train(self, groups: Sequence[ColumnArrays]) -> list[tuple[bytes, np.ndarray] | NonFiniteError]:
         """Train on the rows of some groups, each as `ReplicaOfGroups.train` does up to rounding.
@@ -244,7 +250,7 @@ class GroupsSideBySide:
         return np.zeros((len(orders), 1)) if sums is None else sums
 
     def _common_steps(self, counts: Sequence[int]) -> Iterator[CommonSteps]:
-        """Yield the results of `common_steps`, cut so that TensorFlow can take each in one call."""
+        """Yield the results of `common_steps`, cut so that each fits into one call."""
         for common in common_steps(counts, self._spec.batch_size):
             step_bytes = len(common.places) * common.size * self._spec.row_bytes
             most = max(1, min(CALL_STEPS_MAX, CALL_BYTES_MAX // step_bytes))

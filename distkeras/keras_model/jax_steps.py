@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 #: so that few are compiled.
 _EXACT = 3
 
-_State = tuple[list[Any], list[Any], list[Any]]
-"""The values of trainable variables, of others, and of the optimizer's."""
+State = tuple[list[Any], list[Any], list[Any]]
+"""Trainable variables, others, and the optimizer's; or their values."""
+Step = Callable[[State, Sequence[Any]], tuple[State, Any]]
 
 
 def can_loop(model: keras.Model) -> bool:
@@ -98,16 +99,12 @@ class JaxSteps:
         loop = self._loops.get(kind)
         if loop is None:
             loop = self._loops[kind] = self._compile(stack, metrics, width)
-        state = self._state()
+        state = state_of(self._model)
         new, rows = loop([_own(variables) for variables in state], np.int32(first), np.int32(first + steps), arrays)
         for variables, values in zip(state, new, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
         return np.asarray(rows)[first : first + steps].astype(np.float64)
-
-    def _state(self) -> _State:
-        model = self._model
-        return model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
 
     def _on_device(self, stack: Stack) -> tuple[Any, list[Any]]:
         """Return the kind of a stack and its arrays; the last mini-batches of a shorter stack are not initialized."""
@@ -129,29 +126,12 @@ class JaxSteps:
         import jax
         import jax.numpy as jnp
 
-        model, inputs, outputs = self._model, len(stack.x), len(stack.y)
-        model.reset_metrics()
-        # Each step begins with these, so that its metrics are of it alone.
-        fresh = [variable.value for variable in model.metrics_variables]
+        step = step_of(self._model, len(stack.x), len(stack.y), metrics)
 
-        def step(state: _State, arrays: Sequence[Any]) -> tuple[Any, _State]:
-            y, weight = arrays[inputs : inputs + outputs], as_weight(arrays[inputs + outputs :])
-            data = as_fit_packs(*model_inputs(model, arrays[:inputs], y, weight))
-            logs, (*changed, _) = model.train_step((*state, fresh), data)
-            logs = flat_logs(logs)
-            missing = [name for name in metrics if name not in logs]
-            if missing:
-                raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
-            row = jnp.concatenate([jnp.ravel(logs[name]).astype(jnp.float32) for name in metrics])
-            # A step may return other dtypes than it was given, or weak ones, which a loop refuses.
-            return row, jax.tree.map(
-                lambda new, old: jax.lax.convert_element_type(new, old.dtype), changed, list(state)
-            )
-
-        def loop(state: _State, first: Any, end: Any, stacks: Sequence[Any]) -> tuple[_State, Any]:
-            def body(place: Any, carry: tuple[_State, Any]) -> tuple[_State, Any]:
+        def loop(state: State, first: Any, end: Any, stacks: Sequence[Any]) -> tuple[State, Any]:
+            def body(place: Any, carry: tuple[State, Any]) -> tuple[State, Any]:
                 state, rows = carry
-                row, state = step(state, [jax.lax.dynamic_index_in_dim(one, place, keepdims=False) for one in stacks])
+                state, row = step(state, [jax.lax.dynamic_index_in_dim(one, place, keepdims=False) for one in stacks])
                 return state, jax.lax.dynamic_update_index_in_dim(rows, row, place, 0)
 
             self.traces += 1  # at the time of the trace only
@@ -159,6 +139,38 @@ class JaxSteps:
             return jax.lax.fori_loop(first, end, body, (state, rows))  # type: ignore[no-any-return]  # JAX's are Any
 
         return jax.jit(loop, donate_argnums=0)  # type: ignore[no-any-return]  # the same
+
+
+def state_of(model: keras.Model) -> State:
+    """Return the variables that a step of a model changes."""
+    return model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
+
+
+def step_of(model: keras.Model, inputs: int, targets: int, metrics: Sequence[str]) -> Step:
+    """Return a function of a state and of the arrays of a mini-batch: the state after a step, and its ``metrics``.
+
+    The metrics are float32, one after the other, and of this step alone.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    model.reset_metrics()
+    fresh = [variable.value for variable in model.metrics_variables]  # each step begins with these
+
+    def step(state: State, arrays: Sequence[Any]) -> tuple[State, Any]:
+        y, weight = arrays[inputs : inputs + targets], as_weight(arrays[inputs + targets :])
+        data = as_fit_packs(*model_inputs(model, arrays[:inputs], y, weight))
+        logs, (*changed, _) = model.train_step((*state, fresh), data)
+        logs = flat_logs(logs)
+        missing = [name for name in metrics if name not in logs]
+        if missing:
+            raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
+        row = jnp.concatenate([jnp.ravel(logs[name]).astype(jnp.float32) for name in metrics])
+        # A step may return other dtypes than it was given, or weak ones, which a loop refuses.
+        kept = jax.tree.map(lambda new, old: jax.lax.convert_element_type(new, old.dtype), changed, list(state))
+        return kept, row
+
+    return step
 
 
 def _grown(array: np.ndarray, capacity: int) -> np.ndarray:

@@ -31,7 +31,8 @@ STACK = 5
 
 Built = tuple[Recipe, bytes]
 
-on_tensorflow = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="stacks of models are TensorFlow's")
+on_tensorflow = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only its graphs refuse these")
+not_on_torch = pytest.mark.skipif(keras.backend.backend() == "torch", reason="it has no stacks of models")
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, weight_decay=0.01, global_clipnorm=0.5),
@@ -113,7 +114,7 @@ def assert_same_but_for_rounding(
 COUNTS = st.lists(st.integers(1, 11), min_size=1, max_size=STACK)
 
 
-@on_tensorflow
+@not_on_torch
 @pytest.mark.parametrize(
     ("optimizer", "layers"),
     [
@@ -130,7 +131,7 @@ def test_groups_of_any_sizes_have_the_numbers_of_single_groups(
     assert_same_but_for_rounding(both_ways(optimizer, layers), [rows(seed, count) for seed, count in enumerate(counts)])
 
 
-@on_tensorflow
+@not_on_torch
 def test_a_group_that_diverges_does_not_affect_the_others() -> None:
     groups = [rows(seed, count) for seed, count in enumerate((9, 11, 6))]
     groups[1] = tuple(column * np.float32(1e30) for column in groups[1])
@@ -138,7 +139,7 @@ def test_a_group_that_diverges_does_not_affect_the_others() -> None:
     assert_same_but_for_rounding(both_ways("adam"), [groups[2], groups[0], rows(3, 11)])
 
 
-@on_tensorflow
+@not_on_torch
 @pytest.mark.slow
 def test_named_inputs_and_sample_weights_train_without_shuffling() -> None:
     spec = DataSpec(
@@ -188,11 +189,15 @@ def linear(*inner: Any) -> keras.Model:
 
 
 @on_tensorflow
-def test_models_that_cannot_be_stacked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_tensorflow_cannot_vectorize_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"cannot vectorize its step: .*true_fn"):
         refused(linear(), "accumulation")
     with pytest.raises(ConfigurationError, match="state outside of its layers' and its optimizer's variables"):
         refused(linear(), "average that overwrites")
+
+
+@not_on_torch
+def test_models_that_cannot_be_stacked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="Keras' own classes and functions"):
         refused(linear(Scaled(2)))
     eager = linear()
@@ -200,8 +205,8 @@ def test_models_that_cannot_be_stacked_are_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigurationError, match="run_eagerly=True"):
         refused(eager)
     recipe, model_file = built("sgd")
-    with pytest.raises(ConfigurationError, match=r"TensorFlow as Keras' backend\. Received: 'jax'"):
-        GroupsSideBySide(replace(recipe, backend="jax"), model_file, SPEC, 2)
+    with pytest.raises(ConfigurationError, match=r"one of \['jax', 'tensorflow'\]\. Received: 'torch'"):
+        GroupsSideBySide(replace(recipe, backend="torch"), model_file, SPEC, 2)
     monkeypatch.setattr("distkeras.groups.replica._STACK_BYTES_MAX", 1 << 12)
     with pytest.raises(ConfigurationError, match=r"`side_by_side` must be at most \d+ for this model"):
         refused(linear(), count=1000)
@@ -239,7 +244,7 @@ def trained_partition(
 
 
 # Adam squares each row of a table's gradient separately, even if an id occurs twice.
-@on_tensorflow
+@not_on_torch
 @pytest.mark.parametrize(
     "optimizer", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad", "schedule"))]
 )
@@ -250,7 +255,9 @@ def test_groups_that_cannot_be_trained_are_rows_with_their_errors(
     alone = trained_partition(optimizer, ids, 1)
     assert "have failed and are trained one after another" not in caplog.text
     stacks = trained_partition(optimizer, ids, 4)
-    assert "3 groups side by side have failed and are trained one after another" in caplog.text
+    # On JAX, an id that is not a row gives NaN, and so an error of its group alone.
+    together = "3 groups side by side have failed and are trained one after another" in caplog.text
+    assert together == (keras.backend.backend() == "tensorflow")
     assert {key: error for key, (error, _) in stacks.items()} == {key: error for key, (error, _) in alone.items()}
     assert [key for key, (error, _) in stacks.items() if error] == ["g1", "g3"]
     for key in ("g0", "g2", "g4", "g5"):

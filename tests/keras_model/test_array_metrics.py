@@ -10,8 +10,8 @@ import pytest
 from keras import layers
 
 from distkeras.data.batches import Batch
+from distkeras.groups.replica import STACKS
 from distkeras.keras_model.replica import KerasReplica
-from distkeras.keras_model.stacked_models import StackedModels
 from distkeras.metric_columns import with_arrays
 from distkeras.ps.errors import ConfigurationError
 
@@ -62,13 +62,13 @@ def test_evaluations_report_each_number() -> None:
         np.testing.assert_allclose(value, expected[name], rtol=1e-6)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="models side by side are TensorFlow's")
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="it has no stacks of models")
 def test_models_side_by_side_report_each_number() -> None:
     replica = KerasReplica(classifier())
     replica.prepare(batches()[0])
     replica.model.optimizer.build(replica.model.trainable_variables)
     width = len(replica.metric_names)
-    stacked = StackedModels(replica.model, batches()[0], replica.reported, width, 2)
+    stacked = STACKS[keras.backend.backend()](replica.model, batches()[0], replica.reported, width, 2)
     x, y = (np.stack([[one, one] for one in side]) for side in zip(*((b.x[0], b.y[0]) for b in batches()), strict=True))
     rows = stacked.train(np.arange(2, dtype=np.int32), [x, y])
     logs = of_keras(classifier())
