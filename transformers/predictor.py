@@ -126,10 +126,11 @@ def predicted(
         features: a column for each input of the model.
 
     Raises:
-        ConfigurationError: a new column already exists.
+        ConfigurationError: a new column already exists, or the backend has no text and an input is text.
         MissingColumnError, ColumnTypeError: a feature column does not exist, or does not hold numbers.
     """
     fields = dataset.schema.fields
+    packed.require_backend(features)
     texts = {name for name, (_, dtype) in zip(features, packed.inputs, strict=True) if dtype == TEXT}
     for name in texts.difference(options.decode):
         kind = field_of(fields, name).dataType
@@ -286,7 +287,7 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
 
     Raises:
         ConfigurationError: The model is not built, cannot be saved, or has no fixed inputs; the number of columns is
-            wrong; or a new column already exists.
+            wrong; a new column already exists; or an input is text, and the backend is not TensorFlow.
         MissingColumnError, ColumnTypeError: A column does not exist, or has no numbers.
     """
 
@@ -431,6 +432,24 @@ class PackedModel:
     def input_dtypes(self) -> list[str]:
         """Return the numpy names of the inputs' dtypes."""
         return [dtype for _, dtype in self.inputs]
+
+    def require_backend(self, features: Sequence[str]) -> None:
+        """Raise ConfigurationError if an input is text, which of Keras' backends only TensorFlow has.
+
+        Args:
+            features: a column for each input.
+        """
+        import keras
+
+        backend = keras.backend.backend()
+        for name, column, dtype in zip(self.input_parts.names, features, self.input_dtypes, strict=True):
+            if dtype == TEXT and backend != "tensorflow":
+                raise ConfigurationError(
+                    "a model of text can predict on TensorFlow only: set KERAS_BACKEND=tensorflow, or apply its "
+                    "TextVectorization or StringLookup to the rows first, and predict with a model of the numbers. "
+                    f"Received: the input {name!r} of text, on the backend {backend!r}",
+                    column=column,
+                )
 
     def archive_reader(self, spark: SparkSession) -> Callable[[], bytes]:
         """Return a function that reads the archive in tasks of ``spark``; the archive is sent once per session."""

@@ -407,6 +407,15 @@ def of_texts(shape: tuple[int, ...]) -> keras.Model:
     return keras.Model([text, numbers], keras.ops.cast(words(text), "float32") + numbers)
 
 
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="TensorFlow has strings")
+def test_texts_are_refused_on_a_backend_without_strings(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("a cat", [1.0, 2.0])], "words string, two array<double>")
+    predictor = ModelPredictor(of_texts(()), features_col=["words", "two"])
+    name, backend = predictor.keras_model.inputs[0].name, keras.backend.backend()
+    with pytest.raises(ConfigurationError, match=f"input '{name}' of text, on the backend '{backend}'.*'words'"):
+        predictor.transform(rows)
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="other backends have no strings")
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_texts_are_predicted(spark: SparkSession, shape: tuple[int, ...]) -> None:
