@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.keras_model.attributes import attributes_of, set_attributes
-from distkeras.private_keras import set_undecayed, undecayed
+from distkeras.private_keras import moved_variables, set_undecayed, undecayed
 from distkeras.ps.errors import ConfigurationError
 
 #: Shapes of the weights for the trial of an optimizer: a bias, a kernel of a dense layer, one of a convolution.
@@ -165,6 +165,21 @@ def _state(optimizer: Any) -> list[tuple[str, np.ndarray]]:
     import keras
 
     return [(variable.name, np.array(keras.ops.convert_to_numpy(variable))) for variable in optimizer.variables]
+
+
+def require_step(model: Any) -> None:
+    """Raise ConfigurationError if Keras cannot take a compiled model's step: on JAX, once a trained layer is frozen."""
+    import keras
+
+    if keras.config.backend() != "jax" or not model.optimizer.built:
+        return
+    moved, trainable = moved_variables(inner_optimizer(model.optimizer)), model.trainable_variables
+    if len(moved) != len(trainable):
+        raise ConfigurationError(
+            "the model's optimizer must be of the variables that are trainable, or Keras on JAX takes no step: compile "
+            "the model again, with a new optimizer, after you freeze layers that have been trained. Received: "
+            f"model={model.name!r}, an optimizer of {len(moved)} variables, of which {len(trainable)} are trainable"
+        )
 
 
 def reason_against_rows(optimizer: Any) -> str | None:

@@ -20,7 +20,7 @@ from distkeras.data.batches import Batch, absent, as_weight, flat_weight, is_abs
 from distkeras.data.column_kinds import TEXT
 from distkeras.keras_model.archive import USING_MODELS
 from distkeras.keras_model.compiled_steps import model_inputs
-from distkeras.keras_model.optimizers import optimizer_of
+from distkeras.keras_model.optimizers import optimizer_of, require_step
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.variables import layer_states, numpy_value, trainable_variables
 from distkeras.metric_columns import with_arrays
@@ -131,6 +131,8 @@ def require_same_step(
         example: a mini-batch of the shapes and dtypes to come.
         gradient: workers compute gradients, and plain SGD takes its step elsewhere; else their optimizers take steps.
     """
+    if not gradient:
+        require_step(rebuilt)
     with USING_MODELS:
         _compare_steps(given, rebuilt, _drawn_batch(example, spec, _rows_of(rebuilt)), gradient=gradient)
 

@@ -158,6 +158,19 @@ def test_a_model_is_equal_to_its_copy_and_afterwards_as_it_was(name: str, caplog
     assert "not compared" not in caplog.text
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="other backends pass over the frozen layer")
+@pytest.mark.parametrize("optimizer", ["adam", keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(momentum=0.5))])
+def test_a_layer_that_was_frozen_once_it_was_trained_is_refused_before_work(optimizer: Any) -> None:
+    model = sequential(keras.layers.Dense(4, name="first"), keras.layers.Dense(2))
+    model.compile(optimizer, "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    compare(model)
+    model.get_layer("first").trainable = False
+    with pytest.raises(ConfigurationError, match="an optimizer of 4 variables, of which 2 are trainable"):
+        compare(model)
+    compare(model, gradient=True)  # whose steps are taken elsewhere
+
+
 def test_a_users_fit_continues_as_if_nothing_had_been() -> None:
     x, y = np.random.default_rng(0).normal(size=(16, 3)), np.ones((16, 2))
     losses = []
