@@ -36,7 +36,7 @@ RULE = "agn"
 METRICS = ("loss", "accuracy")
 #: The ``steps_per_execution`` that are tried; Keras on PyTorch refuses any but 1, and on JAX it unrolls the steps, so
 #: that large models and convolutions take minutes to compile.
-EXECUTIONS = {"S": (1, 10, 50), "M": (1, 10), "C": (1, 10)}
+EXECUTIONS = {"S": (1, 10, 50), "M": (1, 10), "C": (1, 10), "R": (1, 10)}
 #: Threads of a process on processors.
 _THREADS = 4
 
@@ -46,7 +46,8 @@ class Workload:
     """A model and its mini-batches.
 
     Args:
-        model: "S" or "M" (see `whole_job.HIDDEN`), or "C": two convolutions of 32 and 64 filters over 28 x 28 pixels.
+        model: "S" or "M" (see `whole_job.HIDDEN`); "C": two convolutions of 32 and 64 filters over 28 x 28 pixels; "R":
+            an LSTM of 64 units over the 28 lines of an image.
         batch: rows of a mini-batch.
         steps: steps of one timed run.
         policy: the dtype policy of the model.
@@ -83,6 +84,8 @@ def build(workload: Workload, steps_per_execution: int = 1) -> keras.Model:
         for filters in (32, 64):
             layers += [keras.layers.Conv2D(filters, 3, activation="relu"), keras.layers.MaxPooling2D()]
         layers += [keras.layers.Flatten()]
+    elif workload.model == "R":
+        layers = [keras.layers.Reshape((28, 28)), keras.layers.LSTM(64)]
     else:
         layers = [keras.layers.Dense(units, activation="relu") for units in HIDDEN[workload.model]]
     # The softmax of float16 would round the loss.

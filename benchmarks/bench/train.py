@@ -13,11 +13,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.gpu_process import Workload, best_fit
+from bench.gpu_process import Workload, best_fit, build
 from bench.measure import Case, Factory
 from bench.processes import Caller
 from bench.whole_job import WORKERS
-from bench.workload import bare_loop, build, rows, session, silent_trainer, steady_rate
+from bench.workload import bare_loop, rows, session, silent_trainer, steady_rate
 from distkeras import Dashboard, Trainer
 from distkeras.ps import rules
 
@@ -33,7 +33,7 @@ BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
 class Job:
     """One training. Mini-batches between two exchanges are a window; the first epoch is not measured.
 
-    Targets are relative to independent processes, and to plain Keras.
+    Targets are relative to independent processes, and to plain Keras. The rows are one in ``share`` of all.
     """
 
     model: str
@@ -43,6 +43,7 @@ class Job:
     epochs: int
     target_limit: float | None
     target_naive: float | None
+    share: int = 1
 
     @property
     def name(self) -> str:
@@ -51,12 +52,18 @@ class Job:
         backend = "" if BACKEND == "tensorflow" else f"{BACKEND}, "
         return f"{backend}{self.model}, {WORKERS} workers, {self.rule.upper()}, {often}, batches of {self.batch}"
 
+    def workload(self, count: int = 0) -> Workload:
+        """Return its model, and an epoch of its share of ``count`` rows."""
+        return Workload(self.model, self.batch, count // self.share // self.batch)
+
 
 JOBS = (
     Job("M", "agn", 10, 128, 4, 0.90, 0.95),
     Job("M", "downpour", 1, 128, 4, 0.75, None),
     Job("S", "agn", 10, 32, 6, None, 0.8),
     Job("S", "downpour", 1, 32, 6, None, None),
+    Job("C", "agn", 10, 32, 4, None, None, share=8),
+    Job("R", "agn", 10, 32, 4, None, None, share=4),
 )
 #: The job whose start and end are measured.
 WHOLE = JOBS[0]
@@ -77,16 +84,21 @@ def _train(count: int) -> Iterator[list[Case]]:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="distkeras-bench-"))
         spark = stack.enter_context(session())
-        frame = spark.read.parquet(write_parquet(Path(directory) / "rows", x, y, files=WORKERS)).cache()
-        frame.write.format("noop").mode("overwrite").save()
+        frames = {}
+        for share in dict.fromkeys((1, *(job.share for job in JOBS))):
+            part = slice(count // share)
+            written = write_parquet(Path(directory) / f"rows-{share}", x[part], y[part], files=WORKERS)
+            frames[share] = spark.read.parquet(written).cache()
+            frames[share].write.format("noop").mode("overwrite").save()
+        frame = frames[1]
         ceiling = None
         if BACKEND == "tensorflow":
             ceiling = stack.enter_context(_Ceiling(WHOLE.model, WHOLE.batch, count // WHOLE.batch)).rate
-        sizes = dict.fromkeys((job.model, job.batch) for job in JOBS)
-        plain = {size: stack.enter_context(best_fit(Workload(*size, steps=count // size[1]))) for size in sizes}
+        workloads = dict.fromkeys(job.workload(count) for job in JOBS)
+        plain = {workload: stack.enter_context(best_fit(workload)) for workload in workloads}
         _steady(WHOLE, frame)  # After this job, the workers have loaded their modules.
         yield [
-            *(_rate(job, frame, ceiling, *plain[job.model, job.batch]) for job in JOBS),
+            *(_rate(job, frames[job.share], ceiling, *plain[job.workload(count)]) for job in JOBS),
             _watched(frame),
             _whole_job(frame),
         ]
@@ -113,7 +125,7 @@ def _watched(frame: DataFrame) -> Case:
 
 def _trainer(job: Job) -> Trainer:
     rule = rules.make(job.rule, window=job.window)
-    return silent_trainer(build(job.model), rule, WORKERS, job.batch, job.epochs)
+    return silent_trainer(build(job.workload()), rule, WORKERS, job.batch, job.epochs)
 
 
 def _steady(job: Job, frame: DataFrame, *, watched: bool = False) -> float:
@@ -180,7 +192,8 @@ def _loop(name: str, batch: int, steps: int) -> Callable[[], None]:
     for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
         os.environ[variable] = "1"
     x, y = rows(steps * batch)
-    return partial(bare_loop(build(name), batch), x.reshape(steps, batch, -1), y.reshape(steps, batch))
+    loop = bare_loop(build(Workload(name, batch, steps)), batch)
+    return partial(loop, x.reshape(steps, batch, -1), y.reshape(steps, batch))
 
 
 def _independent(name: str, batch: int, steps: int) -> float:
