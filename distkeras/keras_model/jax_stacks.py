@@ -26,12 +26,7 @@ class JaxStack:
     It is compiled once per size of a mini-batch, for all copies or a quarter of them, and for steps up to a power of
     four.
 
-    Args:
-        model: built and compiled, on JAX, with a built optimizer. It must not be used for anything else.
-        example: a mini-batch of the shapes and dtypes to come, for which loss and metrics are built.
-        metrics: names of loss and metrics, loss first.
-        width: how many numbers they have together.
-        count: the number of copies.
+    The arguments are those of `StackedModels`; the model is on JAX.
 
     Raises:
         ConfigurationError: the step is not a function of the states that Keras hands to it.

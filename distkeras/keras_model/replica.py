@@ -166,7 +166,6 @@ class KerasReplica:
     """
 
     def __init__(self, model: keras.Model, order: VariableOrder | None = None) -> None:
-
         _check_ready(model)
         self.model, self._order = model, order
         #: Those of ``keras.config`` that `prepare` and evaluations apply, on the driver; a task has set them for good.
