@@ -118,7 +118,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 
 
 def compiled(model: keras.Model) -> keras.Model:
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)  # nothing here is worth a trace
     return model
 
 
@@ -232,7 +232,7 @@ def test_a_model_without_the_owner_is_an_error() -> None:
     assert attributes_of_model(model, model) == []
 
 
-@pytest.mark.parametrize("scaled_loss", [False, True])
+@pytest.mark.parametrize("scaled_loss", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_another_learning_rate_is_all_that_changes(scaled_loss: bool) -> None:
     model = excluding(var_names=["kernel"])
     given = model.optimizer

@@ -27,7 +27,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError
 
 #: Jobs in all parts without `--pairs`: by default, and in the slow tests.
-FEW, MANY = 8, 400
+FEW, MANY = 5, 400
 PARTS = 4
 #: Outcomes of a job that are right.
 EXPECTED = ("", "refused as expected")
@@ -110,21 +110,25 @@ def test_one_worker_trains_as_keras_does(part: int, jobs: int, pytestconfig: pyt
     assert list(texts.values()).count("") > 0.3 * len(texts)
 
 
-#: Jobs whose results once differed without a word, or that were refused without need.
+#: Jobs whose results once differed without a word, or that were refused without need; the first `QUICK` by default.
+QUICK = 4
 FOUND = (
-    Job(form="counted steps", optimizer="Adam", rate="PolynomialDecay"),
     Job(form="frozen once trained", optimizer="Adam"),
-    Job(form="trained before", keras="mixed_float16"),
     Job(form="frozen state", rate="small"),  # with a larger one, the initial weights of JAX diverge
     Job(optimizer="Adam", rate="own class", given=True),
     Job(loss="CategoricalGeneralizedCrossEntropy"),
+    Job(form="trained before", keras="mixed_float16"),
+    Job(form="counted steps", optimizer="Adam", rate="PolynomialDecay"),
     Job(layer="MaxPooling3D", form="frozen once trained", optimizer="Muon"),
     Job(optimizer="SGD with momentum", setting="gradient_accumulation_steps", keras="floatx"),
 )
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")  # JAX has no float64
-@pytest.mark.parametrize("job", FOUND, ids=str)
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param(job, marks=[pytest.mark.slow] * (place >= QUICK), id=str(job)) for place, job in enumerate(FOUND)],
+)
 def test_a_job_of_which_something_was_lost_trains_as_keras_does(job: Job) -> None:
     if job.form == "frozen once trained" and keras.backend.backend() == "jax":
         pytest.skip("Keras on JAX takes no step with an optimizer of more variables than are trainable")

@@ -18,12 +18,10 @@ pytestmark = [
 ]
 
 
-#: The cases of the default suite. The others are slow, and combine the properties of these.
+#: The cases of the default suite. The others are slow.
 BY_DEFAULT = {
     "names, two outputs, moving statistics",
-    "lazy adam, two tables",
     "a gradient rule",
-    "drawn ids",
 }
 PARAMETERS = [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.slow]) for name in exact_rows.cases()]
 

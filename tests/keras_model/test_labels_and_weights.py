@@ -223,10 +223,11 @@ def sliced(tree: Any, rows: slice) -> Any:
     return None if tree is None else keras.tree.map_structure(lambda a: None if a is None else a[rows], tree)
 
 
-def of_keras(case: Case, names: Sequence[str] = ()) -> tuple[list[np.ndarray], np.ndarray]:
+def of_keras(case: Case, names: Sequence[str] = (), *, eager: bool = True) -> tuple[list[np.ndarray], np.ndarray]:
     """Return the weights after Keras' own steps, and the loss and metrics ``names`` of each."""
     keras.utils.set_random_seed(2)
     model, rows = case.model(), []
+    model.run_eagerly = eager
     for first in range(0, ROWS, BATCH):
         part = slice(first, first + BATCH)
         model.reset_metrics()
@@ -256,7 +257,7 @@ def test_steps_equal_those_of_keras(name: str, eager: bool) -> None:
     with BatchSource(iter([case.record()]), spec, worker=0) as source:
         batches = list(source)
     rows = replica.train(batches)
-    weights, expected = of_keras(case, replica.metric_names)
+    weights, expected = of_keras(case, replica.metric_names, eager=eager)
     np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-6)
     for found, value in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_allclose(found, value, atol=1e-6)
@@ -264,7 +265,11 @@ def test_steps_equal_those_of_keras(name: str, eager: bool) -> None:
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="it has no stacks of models")
 @pytest.mark.parametrize(
-    "name", ["None in a list", "weights of steps", pytest.param("a weight for each output", marks=pytest.mark.slow)]
+    "name",
+    [
+        "weights of steps",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("None in a list", "a weight for each output")),
+    ],
 )
 def test_groups_side_by_side_take_the_same_steps(name: str) -> None:
     case = CASES[name]

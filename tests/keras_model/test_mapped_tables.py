@@ -96,7 +96,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, MappedM
 IDS = st.integers(-ROWS, ROWS - 1)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(IDS, IDS, IDS, IDS, st.integers(-(1 << 62), 1 << 62)), min_size=1, max_size=4))
 def test_predictions_and_metrics_of_drawn_rows_equal_those_of_the_whole_model(
     both: tuple[keras.Model, MappedModel], rows: list[tuple[int, ...]]

@@ -22,10 +22,7 @@ from distkeras.ps.protocol.loop import OptimizerState
 
 SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "adam": lambda: keras.optimizers.Adam(0.01),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "schedule": lambda: keras.optimizers.SGD(SCHEDULE),
     "amsgrad on a schedule": lambda: keras.optimizers.Adam(SCHEDULE, amsgrad=True),
     "accumulated gradients": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=4),
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1), dynamic_growth_steps=2),

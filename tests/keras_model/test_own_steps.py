@@ -129,11 +129,10 @@ def fitted(model: keras.Model, batches: list[Batch]) -> list[dict[str, float]]:
     return logs
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("kind", "compiled", "weighted"),
     [
-        (Guide, {"metrics": ["mae", "mse"]}, False),
         (Guide, {}, False),
         (OwnTrackers, {"loss": None}, False),
         (OwnLoss, {"metrics": ["mae"]}, False),

@@ -125,11 +125,6 @@ def test_sample_weights_equal_those_of_keras() -> None:
     assert not np.allclose(replica.train(data)[:, 0], unweighted[:, 0])
 
 
-def test_one_hot_labels_and_integers_train_the_same() -> None:
-    data = [dataclasses.replace(b, y=(np.eye(3, dtype=np.float32)[b.y[0]],)) for b in batches(3)]
-    assert_same_training(lambda: classifier(loss="categorical_crossentropy"), data)
-
-
 def two_inputs_and_outputs(as_dict: bool = False) -> keras.Model:
     keras.utils.set_random_seed(4)
     left, right = keras.Input((3,), name="left"), keras.Input((2, 2), name="right")
@@ -155,9 +150,8 @@ def data_of_two_inputs_and_outputs(weighted: bool) -> list[Batch]:
     ]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_several_inputs_and_outputs_equal_keras(weighted: bool) -> None:
-    replica = assert_same_training(two_inputs_and_outputs, data_of_two_inputs_and_outputs(weighted))
+def test_several_inputs_and_outputs_equal_keras() -> None:
+    replica = assert_same_training(two_inputs_and_outputs, data_of_two_inputs_and_outputs(True))
     assert set(replica.metric_names) == {"loss", "score_loss", "kind_loss", "kind_accuracy"}
     assert replica.metric_names[0] == "loss"
 

@@ -77,7 +77,7 @@ OPTIMIZERS = {
     ("optimizer", "run"),
     [
         *(
-            pytest.param(optimizer, trained, id=name, marks=[pytest.mark.slow] * (name in ("momentum", "averaging")))
+            pytest.param(optimizer, trained, id=name, marks=[pytest.mark.slow] * (name != "loss scale"))
             for name, optimizer in OPTIMIZERS.items()
         ),
         *(

@@ -260,7 +260,7 @@ def walk(draw: random.Random, optimizer: str, pairs: int) -> list[Job]:
 @pytest.mark.parametrize(
     ("optimizer", "pairs"),
     [
-        *((optimizer, FEW) for optimizer in ("SGD", "AdamW")),  # the other optimizers differ only in their states
+        ("AdamW", FEW),  # the other optimizers differ only in their states
         *(pytest.param(optimizer, MANY, marks=pytest.mark.slow) for optimizer in OPTIMIZERS),
     ],
 )

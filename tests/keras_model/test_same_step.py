@@ -246,6 +246,10 @@ def changed(owner: Any, value: Any) -> Any:
     return change(value) if callable(change) else value * change
 
 
+#: The kinds, owners and times of the default suite.
+ATTRIBUTES = {("tensor", "layer", False), ("function", "loss", True), ("function", "model", False)}
+
+
 def with_attribute(owner: str, change: Any, *, called: bool) -> keras.Model:
     """Return a model of which one part has an attribute, set before or after the model is built and compiled."""
     layer, loss = OwnLayer(), OwnMean()
@@ -263,9 +267,15 @@ def with_attribute(owner: str, change: Any, *, called: bool) -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("called", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("owner", ["layer", "loss", "model"])
-@pytest.mark.parametrize("kind", ["tensor", "function"])
+@pytest.mark.parametrize(
+    ("kind", "owner", "called"),
+    [
+        pytest.param(kind, owner, called, marks=[pytest.mark.slow] * ((kind, owner, called) not in ATTRIBUTES))
+        for kind in ("tensor", "function")
+        for owner in ("layer", "loss", "model")
+        for called in (False, True)
+    ],
+)
 def test_attributes_that_do_not_travel_are_refused_if_they_matter(kind: str, owner: str, called: bool) -> None:
     """Neither a tensor nor a function is a plain value, and nothing in the class says that an instance may have it."""
     changes: dict[str, tuple[Any, Any]] = {

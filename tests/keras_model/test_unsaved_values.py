@@ -66,7 +66,7 @@ def adapted(model: keras.Model) -> keras.Model:
             layer.enable_lora(2)
     for variable in model.trainable_variables:
         variable.assign(RNG.normal(size=variable.shape))
-    model.compile(keras.optimizers.Adam(0.05), "mse")
+    model.compile(keras.optimizers.Adam(0.05), "mse", run_eagerly=True)  # a trace for one step is slow
     return model
 
 
