@@ -152,6 +152,7 @@ def test_a_round_does_not_block_an_early_end_and_the_job_can_be_resumed(spark: S
     assert later.ledger.count() >= first.ledger.count() + 10
 
 
+@pytest.mark.slow
 def test_early_stopping_restores_the_best_center(spark: SparkSession) -> None:
     x, y = blobs(seed=1)
     trainer = Trainer(

@@ -137,6 +137,7 @@ class _UntilShown(Callback):
             context.stop("the page has shown it")
 
 
+@pytest.mark.slow
 def test_an_open_page_shows_the_takeover_after_a_worker_died(spark: SparkSession, tmp_path: Path) -> None:
     """A browser that connected before training receives the takeover event before training ends."""
     rows = 64

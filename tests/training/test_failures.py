@@ -221,7 +221,11 @@ class TestInsideATask:
 class TestKilledWorkers:
     @pytest.mark.parametrize(
         ("rule", "window", "relays"),
-        [("downpour", 3, None), pytest.param("averaging", 2, None, marks=pytest.mark.slow), ("downpour", 2, "host")],
+        [
+            ("downpour", 3, None),
+            pytest.param("averaging", 2, None, marks=pytest.mark.slow),
+            pytest.param("downpour", 2, "host", marks=pytest.mark.slow),
+        ],
     )
     def test_a_killed_python_worker_is_replaced_and_nothing_counts_twice(
         self, spark: SparkSession, tmp_path: Path, rule: str, window: int, relays: str | None

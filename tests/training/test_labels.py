@@ -126,6 +126,7 @@ def test_an_estimator_fits_evaluates_and_is_saved(rows: DataFrame, tmp_path: Any
     assert fitted.evaluate(rows.coalesce(1)) == pytest.approx(logs, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_invalid_rows_name_the_column_of_several(rows: DataFrame) -> None:
     bad = rows.selectExpr("*", "if(w > 2, double('NaN'), b) as c").drop("b").withColumnRenamed("c", "b")
     reasons = {row["reason"] for row in trainer().invalid_rows(bad).select("reason").collect()}

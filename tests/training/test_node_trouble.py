@@ -70,6 +70,7 @@ def test_an_error_of_the_node_ends_only_the_attempt(
     assert event["attempt"] is not None
 
 
+@pytest.mark.slow
 def test_an_error_of_the_node_in_the_last_attempt_ends_the_job(spark: SparkSession) -> None:
     def always(step: int) -> None:
         if step == 3:

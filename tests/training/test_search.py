@@ -29,6 +29,7 @@ def trainer_of(rate: float, epochs: int) -> Trainer:
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_trial_equals_an_uninterrupted_one(clouds: DataFrame, tmp_path: Path) -> None:
     """With one worker a job can be repeated to the bit; the moments of its optimizer continue as well."""
     weights, steps = {}, {}

@@ -105,6 +105,7 @@ def test_a_suspended_server_with_a_checkpoint_is_replaced_and_every_mini_batch_c
     assert kinds.count("restart") == 1
 
 
+@pytest.mark.slow
 def test_the_error_of_a_job_is_the_one_that_ended_it_and_not_a_later_one(spark: SparkSession, pids: list[int]) -> None:
     class Raises(Callback):
         def on_center(self, context: CallbackContext) -> None:

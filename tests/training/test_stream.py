@@ -88,6 +88,12 @@ def test_each_row_counts_once_across_restarts(spark: SparkSession, tmp_path: Pat
     assert training.exception() is None
     assert counts(training.model()) == expected_counts(3)
 
+    # Without its own part, the trainer would not know the rows that Spark has recorded as done.
+    shutil.copytree(checkpoint, other_place := tmp_path / "half")
+    shutil.rmtree(other_place / "center")
+    with pytest.raises(DifferentJobError, match=r"must have two parts of the same time.*rows of micro-batches 0 to 2"):
+        counter(rows=ROWS, num_epoch=1).train_stream(stream, checkpoint=other_place, trigger={"availableNow": True})
+
     # Another job is refused, and so is a micro-batch with other rows than those that were counted.
     for other, difference in (
         (counter(rows=ROWS, num_epoch=1, workers=3), "`num_workers` must be 2.* Received: 3"),
@@ -289,6 +295,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_times_is_refused_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
     folder, whole, first = (tmp_path / name for name in ("in", "whole", "first"))
     folder.mkdir()

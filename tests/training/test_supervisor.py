@@ -175,6 +175,7 @@ class TestSuspendedServer:
             assert process.pid == first
             assert server.restarts == 0
 
+    @pytest.mark.slow
     def test_without_a_checkpoint_the_error_names_the_call(self) -> None:
         deadlines = {"handshake": brief(0.5), "reply": brief(1)}
         with self.process(None, **deadlines) as process, Supervisor(process, publish) as server:
@@ -213,6 +214,7 @@ def test_a_server_that_dies_while_it_restarts_is_restarted(tmp_path: Path) -> No
         assert process.pid not in (first, *killed)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_briefly_unreachable_costs_only_a_restart(tmp_path: Path) -> None:
     """The second server finds a file in place of the checkpoint; the third server finds the checkpoint."""
     place, real, other = (tmp_path / name for name in ("place", "real", "other"))

@@ -166,9 +166,9 @@ class TestEveryRowOnce:
 
 #: Rates of rules whose steps at the server are as long as their rate; the tests have few steps.
 SERVER_RATES = {"fadas": {"server_rate": 0.5}, "fedopt": {"server_rate": 0.5}}
-#: Rules of each kind: rounds of workers that keep their own parameters; workers that send gradients to a server with a
-#: state for each of them. In most other tests here, workers send the sum of their steps.
-FEW = ("easgd", "dana_dc")
+#: Workers that send gradients to a server with a state for each of them. In most other tests, workers send the sum of
+#: their steps; `compat/test_ancestor_programs` trains with workers that keep their own parameters.
+FEW = ("dana_dc",)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,7 @@ def test_the_error_for_too_few_slots_names_the_missing_workers(
 
 
 class TestSeveralTrainers:
+    @pytest.mark.slow
     def test_a_trainer_trains_again_from_the_start_on_its_port(self, ones: DataFrame) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
@@ -242,6 +243,7 @@ class TestSeveralTrainers:
             thread.join(patience(120))
         assert outcomes == {rows: ([EPOCHS] * rows, EPOCHS * -(-rows // BATCH)) for rows in sizes}
 
+    @pytest.mark.slow
     def test_workers_leave_no_thread_behind(self, spark: SparkSession, ones: DataFrame) -> None:
         counter(num_epoch=1).train(ones)
 

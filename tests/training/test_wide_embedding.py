@@ -172,6 +172,7 @@ def test_a_wide_table_trains_with_its_server_in_the_cluster(spark: SparkSession,
         trainer(model, network=Network(server="cluster")).train(df, checkpoint=tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_an_estimator_trains_in_a_pipeline_that_hashes_strings(spark: SparkSession, tmp_path: Path) -> None:
     rows = 2**40
     names = spark.createDataFrame(
@@ -299,8 +300,12 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         "callback",
-        [lambda df: EarlyStopping(df, restore_best_weights=True), lambda df: KerasCallbacks([], df)],
-        ids=["restores", "uses the model"],
+        [
+            pytest.param(
+                lambda df: EarlyStopping(df, restore_best_weights=True), id="restores", marks=pytest.mark.slow
+            ),
+            pytest.param(lambda df: KerasCallbacks([], df), id="uses the model"),
+        ],
     )
     def test_a_callback_that_needs_the_whole_model_is_refused(
         self, spark: SparkSession, tmp_path: Path, callback: Callable[[DataFrame], Callback]
@@ -316,6 +321,7 @@ class TestErrors:
             trainer(scored(wide(tmp_path))).train(df, callbacks=[callback(df), Next()])
         assert not begun  # the error occurs before any work
 
+    @pytest.mark.slow
     def test_a_validation_row_with_an_id_outside_the_table_is_an_error(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
