@@ -151,6 +151,7 @@ def test_the_users_model_is_not_changed() -> None:
     assert not model.compiled
 
 
+@pytest.mark.slow
 def test_a_model_may_have_several_inputs_and_outputs() -> None:
     first, second = keras.Input((6,)), keras.Input((2,))
     hidden = layers.Concatenate()([first, second])

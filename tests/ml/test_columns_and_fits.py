@@ -39,6 +39,7 @@ def column(df: DataFrame, name: str) -> np.ndarray:
 
 
 class TestColumns:
+    @pytest.mark.slow
     def test_predictions_are_vectors_on_request(self, df: DataFrame) -> None:
         fitted = KerasModel(linear(units=3), output_type="vector")
         out = fitted.transform(df)
@@ -105,6 +106,7 @@ class TestFits:
         assert last[0] < last[1]
         assert not hasattr(given[0], "ended")
 
+    @pytest.mark.slow
     def test_a_search_fits_several_models_concurrently(self, df: DataFrame, tmp_path: Any) -> None:
         made = estimator(linear(), checkpoint=str(tmp_path / "saved"))
         grid = ParamGridBuilder().addGrid(made.getParam("num_epoch"), [1, 6]).build()

@@ -132,14 +132,6 @@ class TestFit:
         assert RegressionEvaluator(labelCol="target").evaluate(out) < 3
         np.testing.assert_allclose(column(out, "prediction"), outputs(fitted, df)[:, 0], atol=1e-6)
 
-    def test_scalar_columns_fill_one_input_together(self, df: DataFrame) -> None:
-        fitted = estimator(features_col=["b", "a"], num_epoch=1).fit(df)
-        out = fitted.transform(df)
-        assert out.columns == [*df.columns, "prediction", "rawPrediction", "probability"]
-        swapped = np.array(df.orderBy("id").select("b", "a").collect(), np.float32)
-        expected = fitted.keras_model.predict(swapped, verbose=0)
-        np.testing.assert_allclose(column(out, "probability"), expected, atol=1e-6)
-
     def test_ids_of_several_columns_stay_exact_or_are_refused(self, spark: SparkSession) -> None:
         ids = keras.Input((2,), dtype="int64")
         model = KerasModel(keras.Model(ids, keras.ops.flip(ids, 1)), features_col=["a", "b"])
@@ -156,6 +148,7 @@ class TestFit:
         with pytest.raises(ConfigurationError, match="'features'"):
             estimator(features_col=["a", "features"]).fit(df)
 
+    @pytest.mark.slow
     def test_validation_rows_are_evaluated_and_not_trained_on(self, df: DataFrame) -> None:
         fitted = estimator(validation_indicator_col="held", num_epoch=2, metrics=["accuracy"]).fit(df)
         trained = fitted.summary.history.agg(F.sum("samples")).first()

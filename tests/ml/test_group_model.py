@@ -182,6 +182,7 @@ def test_options_that_groups_exclude_are_refused(fitted: KerasGroupModel, df: Da
         KerasGroupModel().groups  # noqa: B018 - it raises
 
 
+@pytest.mark.slow
 def test_weights_of_a_group_do_not_reach_other_models(fitted: KerasGroupModel, df: DataFrame) -> None:
     """The template's predictions use its own weights in Python workers that have just used the groups' weights."""
     template = KerasModel(fitted.keras_model)

@@ -67,13 +67,15 @@ def test_each_invalid_row_has_its_own_reason(bad: set[int]) -> None:
 
 
 class TestTraining:
+    @pytest.mark.slow
     def test_an_error_names_the_users_column_and_row(self, df: DataFrame) -> None:
         with pytest.raises(BadValueError) as caught:
             estimator().fit(df.where("label < 2"))
         assert caught.value.column == "a"
         assert "distkeras" not in str(caught.value)
 
-    @pytest.mark.parametrize("handle", ["skip", pytest.param("keep", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("handle", ["skip", "keep"])
     def test_invalid_rows_are_skipped_and_listed(self, df: DataFrame, handle: str) -> None:
         fitted = estimator(handle_invalid=handle, num_epoch=2).fit(df)
         counted = fitted.summary.history.agg(F.sum("samples")).first()
@@ -92,6 +94,9 @@ class TestTraining:
         other = estimator(num_workers=1).fit(valid)
         for left, right in zip(one.keras_model.get_weights(), other.keras_model.get_weights(), strict=True):
             np.testing.assert_array_equal(left, right)
+        left_out = rows_of(one.summary.invalid_rows)
+        assert left_out.keys() == BAD.keys()
+        assert "labels must be integers in [0, 2)" in left_out[40]["reason"]
 
     @pytest.mark.slow
     def test_invalid_validation_rows_are_skipped(self, df: DataFrame) -> None:

@@ -42,6 +42,7 @@ def estimator(model: keras.Model, **options: Any) -> KerasEstimator:
     return KerasEstimator(model, make("downpour", window=2), tables=tables, num_epoch=2, **given | options)
 
 
+@pytest.mark.slow
 def test_the_error_for_an_id_outside_the_table_names_it_before_training(rows: DataFrame) -> None:
     user, item = keras.Input((1,), dtype="int32", name="user"), keras.Input((1,), dtype="int32", name="item")
     model = keras.Model([user, item], head(user, item))

@@ -162,6 +162,7 @@ def test_a_static_dataframe_is_scored_with_the_version_at_the_call(spark: SparkS
     assert [row["p"] for row in predicted] == [expected(6, row["features"]) for row in predicted]
 
 
+@pytest.mark.slow
 def test_the_errors_state_the_reason(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NoVersionError, match="must have a version of a model"):
         KerasStreamModel(tmp_path / "versions")

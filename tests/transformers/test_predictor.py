@@ -77,6 +77,7 @@ def towers() -> keras.Model:
     return keras.Model([ids, numbers], keras.layers.Dense(3)(hidden))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 def test_wide_tables_stay_in_files(rows: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     ordinary = ModelPredictor(towers(), ["id", "features"])
@@ -112,6 +113,7 @@ def test_all_other_columns_and_rows_are_kept_in_order(rows: DataFrame, model: ke
     assert out.drop("p").collect() == rows.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     ("column", "output_type"), [pytest.param("features", "array", marks=pytest.mark.slow), ("vector", "vector")]
@@ -367,6 +369,7 @@ def test_large_models_are_broadcast(rows: DataFrame, model: keras.Model, monkeyp
     assert archives[0] is archives[1]
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_saved_and_loaded(
     rows: DataFrame, model: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
