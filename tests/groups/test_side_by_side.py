@@ -57,6 +57,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 }
 #: Further optimizers and layers; tracing each takes seconds.
 RARER = [
+    ("adam", ()),
     ("nadam", ()),  # changes an extra variable in each step
     *((name, ()) for name in ("sgd", "adamw", "adagrad", "lamb", "schedule", "loss scale", "average", "muon")),
     *(("sgd", (name,)) for name in LAYERS),
@@ -119,7 +120,6 @@ COUNTS = st.lists(st.integers(1, 11), min_size=1, max_size=STACK)
     ("optimizer", "layers"),
     [
         ("momentum", ("dropout", "averages")),
-        ("adam", ()),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in RARER),
     ],
 )

@@ -282,8 +282,6 @@ def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> 
     changed = "the input must have the same rows as before .* other rows of "
     with pytest.raises(LedgerError, match=changed + r"shop=s1 \(11 rows before, \d now\)"):
         trainer(small_model()).train_groups(df.where("label = 0 or shop != 's1'"), by="shop", path=path, resume=True)
-    with pytest.raises(LedgerError, match=changed + r"shop=s2 \(12 rows before, 0 now\)"):
-        trainer(small_model()).train_groups(df.where("shop != 's2'"), by="shop", path=path, resume=True)
 
 
 @pytest.mark.slow
@@ -307,6 +305,7 @@ def test_an_older_driver_neither_harms_its_successor_nor_succeeds(
     assert successor.model("s1").get_weights()
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_are_an_error(spark: SparkSession) -> None:
     """The loss of the last step is of the weights before it, so it is finite."""
     df = rows_of(spark, 1)
