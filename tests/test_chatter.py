@@ -106,6 +106,7 @@ def test_other_lines_of_an_import_are_printed(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr().err == "mine\nE0000 another error\nno end"
 
 
+@pytest.mark.slow
 def test_another_finder_may_ask_all_finders_too() -> None:
     program = """
 import sys

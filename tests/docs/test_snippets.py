@@ -33,7 +33,7 @@ FURTHER = sorted(
     path for path in GUIDE.glob("*.md") if path not in (START, *PROGRAMS) and "```python" in path.read_text()
 )
 #: Those of them that are run by default, as are README and "Getting started".
-QUICK = ("failures", "score", "export")
+QUICK = ("score", "export")
 #: Letters that fit the column of code at 1280 px.
 COLUMN = 92
 ROWS = {"train": 256, "test": 64}

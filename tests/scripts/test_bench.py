@@ -219,6 +219,7 @@ def test_an_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "'ps'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_real_servers_and_clients_are_measured() -> None:
     with rig(((3, 5), (5,)), 3, rule="dana_dc") as built:
         assert len(set(built.pids.values())) == 2

@@ -29,6 +29,7 @@ def test_the_parser_survives_some_thousand_inputs(capsys: pytest.CaptureFixture[
         assert f" {outcome}\n" in output
 
 
+@pytest.mark.slow
 def test_a_server_survives_some_hundred_inputs() -> None:
     outcomes = server.live(600, 12)
     assert outcomes["stranger: refused"] + outcomes["stranger: hung up at once"] == 300

@@ -195,6 +195,7 @@ def test_verdicts_are_counted() -> None:
     assert str(Count(3, 3)) == "3 of 3"
 
 
+@pytest.mark.slow
 def test_a_claim_is_run_and_reported(tmp_path: Path) -> None:
     options = ["--scale", "tiny", "--only", "throughput", "--out", str(tmp_path)]
     command_line = [sys.executable, str(SCRIPT), *options, "--processes", "1"]

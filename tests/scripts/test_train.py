@@ -125,6 +125,7 @@ def test_every_rule_can_be_selected(train: ModuleType, files: Path, rule: str) -
     assert (trainer.rule.name, trainer.settings.num_workers) == (rule, 2)
 
 
+@pytest.mark.slow
 def test_the_trainers_without_a_rule_can_be_selected(train: ModuleType, files: Path) -> None:
     model = train.load_model(str(files / "compiled.keras"))
     single = train.trainer_of(train.parser().parse_with_file(needed(files, "--rule", "single")), model)

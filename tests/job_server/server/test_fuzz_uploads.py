@@ -23,7 +23,7 @@ from distkeras.job_server.server.endpoints import PREFIX
 #: Statuses of the answers that refuse a client's request.
 REFUSALS = {400, 401, 404, 405, 409, 413, 415, 422, 431, 501}
 #: One server serves all examples of a test.
-FUZZ = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+FUZZ = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 UPLOADS = ["/jobs", "/predictions"]
 
 

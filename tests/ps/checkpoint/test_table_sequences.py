@@ -106,7 +106,7 @@ def bits(tables: list[Any]) -> list[bytes]:
     return [rows.tobytes() for rows in tables]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps=st.lists(STEPS, min_size=1, max_size=40))
 def test_every_snapshot_that_can_be_read_has_the_rows_at_its_clock(steps: list[tuple[str, Any]]) -> None:
     with small_files(width=3), tempfile.TemporaryDirectory() as folder:

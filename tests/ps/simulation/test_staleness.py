@@ -65,7 +65,7 @@ def mean_and_error(values: np.ndarray, blocks: int = 40) -> tuple[float, float]:
 
 def test_the_staleness_of_memoryless_workers_is_geometric() -> None:
     workers = 6
-    trace = run(make("dynsgd", window=1), workers, timing=Memoryless(), steps=8_000, seed=3)
+    trace = run(make("dynsgd", window=1), workers, timing=Memoryless(), steps=4_000, seed=3)
     staleness = trace.staleness[200:]  # the first commits depend on the common start
     for tau in range(12):
         mean, error = mean_and_error((staleness == tau).astype(float))
