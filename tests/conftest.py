@@ -28,7 +28,19 @@ hypothesis.settings.load_profile("repeatable")
 
 TESTS = Path(__file__).parent
 #: Folders of tests that start whole programs or jobs. They run first, so that no process idles at the end.
-LONGEST = ("notebooks", "training", "docs", "ml", "scripts", "faults", "transformers", "compat", "job_server")
+LONGEST = (
+    "notebooks",
+    "training",
+    "docs",
+    "ml",
+    "scripts",
+    "faults",
+    "transformers",
+    "compat",
+    "job_server",
+    "conventions",
+    "packaging",
+)
 
 # Modules and test items are never freed, so the garbage collector does not search them, now or later.
 gc.disable()

@@ -27,15 +27,24 @@ def _fixtures_of_spark(folder: Path) -> frozenset[str]:
 
 @functools.cache
 def _needs_spark(path: Path) -> bool:
-    return bool(_takers(path, _fixtures_of_spark(path.parent)))
+    return path.is_file() and bool(_takers(path, _fixtures_of_spark(path.parent)))
+
+
+#: Folders whose files share what is slow to make: the parsed sources, and the built distributions.
+TOGETHER = ("tests/conventions", "tests/packaging")
 
 
 class SparkApart(LoadFileScheduling):
     """Whole files in their order, as with ``--dist=loadfile``; but only half of the processes run files that use Spark.
 
     The other processes start no Spark session, which costs more than most tests, and take the tests that mostly wait,
-    so that a core is seldom idle. They end when only files that use Spark are left.
+    so that a core is seldom idle. They end when only files that use Spark are left. Some folders are given to a process
+    as a whole, for what their files share.
     """
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the file, or the folder, of a test."""
+        return next((folder for folder in TOGETHER if nodeid.startswith(f"{folder}/")), super()._split_scope(nodeid))
 
     def _next(self, node: Any) -> str | None:
         """Return the file that a process should run next, or None if it should run none of the remaining files."""
