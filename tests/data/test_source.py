@@ -84,7 +84,7 @@ specs = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     spec=specs,
     rows=st.integers(0, 60),

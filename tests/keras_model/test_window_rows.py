@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.training.table_models import (
     CASES,
@@ -69,6 +69,7 @@ def test_windows_have_the_rules_length_and_end_with_their_epochs() -> None:
 ids = st.integers(0, OTHER_ROWS - 1) | st.sampled_from([0, 1, OTHER_ROWS - 1])
 
 
+@settings(max_examples=30)
 @given(st.data())
 @pytest.mark.parametrize("case", [ONE, MASKED, SHARED, TWO], ids=["one", "masked", "shared", "two"])
 def test_local_ids_identify_the_original_rows(case: CutCase, data: st.DataObject) -> None:

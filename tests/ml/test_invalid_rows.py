@@ -68,13 +68,6 @@ def test_each_invalid_row_has_its_own_reason(bad: set[int]) -> None:
 
 class TestTraining:
     @pytest.mark.slow
-    def test_an_error_names_the_users_column_and_row(self, df: DataFrame) -> None:
-        with pytest.raises(BadValueError) as caught:
-            estimator().fit(df.where("label < 2"))
-        assert caught.value.column == "a"
-        assert "distkeras" not in str(caught.value)
-
-    @pytest.mark.slow
     @pytest.mark.parametrize("handle", ["skip", "keep"])
     def test_invalid_rows_are_skipped_and_listed(self, df: DataFrame, handle: str) -> None:
         fitted = estimator(handle_invalid=handle, num_epoch=2).fit(df)

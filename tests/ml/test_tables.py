@@ -42,15 +42,6 @@ def estimator(model: keras.Model, **options: Any) -> KerasEstimator:
     return KerasEstimator(model, make("downpour", window=2), tables=tables, num_epoch=2, **given | options)
 
 
-@pytest.mark.slow
-def test_the_error_for_an_id_outside_the_table_names_it_before_training(rows: DataFrame) -> None:
-    user, item = keras.Input((1,), dtype="int32", name="user"), keras.Input((1,), dtype="int32", name="item")
-    model = keras.Model([user, item], head(user, item))
-    bad = rows.limit(1).selectExpr("user_id", f"{ITEMS} AS item_id", "label")
-    with pytest.raises(BadValueError, match=rf"ids of 'items' must be in \[0, {ITEMS}\).*Received: {ITEMS} in row 0"):
-        estimator(model, features_col=["user_id", "item_id"]).fit(bad)
-
-
 def compiled_towers(penalty: str | None = None) -> keras.Model:
     """Return a model with two named outputs, one of them of classes, and with losses and metrics by name."""
     keras.utils.set_random_seed(2)
