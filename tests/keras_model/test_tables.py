@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -215,6 +216,12 @@ DENSE = {
 }  # fmt: skip
 
 
+@functools.cache
+def cut_once(build: Callable[[], keras.Model]) -> CutCase:
+    """Return the parts of a model, which cost a second, for all tests that do not change them."""
+    return CutCase.of(build())
+
+
 @pytest.mark.parametrize(("model", "reason"), DENSE.values(), ids=DENSE)
 def test_a_table_that_must_stay_dense_has_a_reason(model: Callable[[], keras.Model], reason: str) -> None:
     if model is reversible and not hasattr(layers, "ReversibleEmbedding"):
@@ -273,7 +280,7 @@ def test_a_table_travels_by_rows_from_a_number_of_bytes_on() -> None:
 
 
 def test_tables_may_be_chosen_or_excluded() -> None:
-    assert [table.name for table in CutCase.of(two_tables()).cut.tables] == ["narrow", "wide"]
+    assert [table.name for table in cut_once(two_tables).cut.tables] == ["narrow", "wide"]
     case = CutCase.of(two_tables(), choose=("wide",))
     assert [table.name for table in case.cut.tables] == ["wide"]
     assert case.cut.kept_dense == {"narrow": "`tables` does not name it"}
@@ -290,15 +297,15 @@ def test_tables_may_be_chosen_or_excluded() -> None:
 
 def test_a_window_touches_at_most_its_ids() -> None:
     each = WINDOW * SIZE
-    assert CutCase.of(one_table()).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
+    assert cut_once(one_table).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
     assert CutCase.of(one_table(mask_zero=True)).cut.tables == (TableShape("table", ROWS, 8, 4 * each + 1),)
     # One of the tensors is used twice.
-    assert CutCase.of(two_calls()).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
-    assert CutCase.of(slices()).cut.tables == (
+    assert cut_once(two_calls).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
+    assert cut_once(slices).cut.tables == (
         TableShape("table", ROWS, 8, 3 * each),
         TableShape("other", ROWS, 3, each),
     )
-    assert CutCase.of(two_tables()).cut.tables == (
+    assert cut_once(two_tables).cut.tables == (
         TableShape("narrow", OTHER_ROWS, 5, 2 * each),
         TableShape("wide", ROWS, 8, 2 * each),
     )
@@ -311,25 +318,25 @@ def test_the_small_model_is_sent_without_the_table() -> None:
 
 
 def test_inputs_that_are_only_ids_are_omitted() -> None:
-    worker = CutCase.of(extra_input()).cut.worker
+    worker = cut_once(extra_input).cut.worker
     assert worker is not None
     assert worker.inputs == (1,)
     assert worker.ids_file == b""
-    worker = CutCase.of(named()).cut.worker  # Keras sorts dictionaries; the ids also have another use
+    worker = cut_once(named).cut.worker  # Keras sorts dictionaries; the ids also have another use
     assert worker is not None
     assert worker.inputs == (0, 1)
     assert worker.sources[0].inputs == (1,)
 
 
 def test_tables_of_one_tensor_share_their_rows() -> None:
-    worker = CutCase.of(wide_and_deep()).cut.worker
+    worker = cut_once(wide_and_deep).cut.worker
     assert worker is not None
     assert [lookup.tables for lookup in worker.lookups] == [(0, 1)]
 
 
 def test_dense_variables_keep_their_order() -> None:
-    for model in (two_tables(), sequential(), named(), slices()):
-        case = CutCase.of(model)
+    for build in (two_tables, sequential, named, slices):
+        case = cut_once(build)
         dense, small = case.dense(), case.small()
         count = len(case.cut.tables)
         names = [name.rsplit("/", 2)[-2:] for name in dense.layout.names]
@@ -342,7 +349,7 @@ def test_dense_variables_keep_their_order() -> None:
 
 
 def test_the_given_model_is_not_changed() -> None:
-    case = CutCase.of(slices())
+    case = cut_once(slices)
     model = case.recipe.build(case.file)
     before, weights = model.get_config(), model.get_weights()
     assert cut(model, case.recipe, window=WINDOW, batch_size=SIZE, least_bytes=0).tables
