@@ -43,6 +43,7 @@ def job_group(spark: SparkSession, name: str, **properties: str) -> Any:
             context.setLocalProperty(key, None)  # type: ignore[arg-type]  # None removes the property
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_training_have_its_callers_group(spark: SparkSession) -> None:
     callback = RecordsItsJobGroup(spark)
     rows = counting_rows(spark, ROWS)

@@ -137,6 +137,7 @@ class TestEnsemble:
             1
         ).tolist()
 
+    @pytest.mark.slow
     def test_a_failure_is_raised(self, spark: SparkSession) -> None:
         df = spark.createDataFrame(
             [([float("nan"), float(n)], 0) for n in range(20)], "features array<float>, label int"

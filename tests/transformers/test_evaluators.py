@@ -155,6 +155,7 @@ def test_losses_that_do_not_fit_are_refused(rows: DataFrame) -> None:
         LossEvaluator(prediction_col="index").evaluate(rows)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_failing_prediction_is_raised_unchanged(spark: SparkSession) -> None:
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2, "softmax")])
     df = spark.createDataFrame([([1.0, None], 0)], "features array<float>, label int").coalesce(1)
