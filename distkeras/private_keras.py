@@ -70,6 +70,12 @@ def value_of(variable: Any) -> Any:
     return variable._value if isinstance(variable, keras.Variable) else variable  # arrays of JAX have one, too
 
 
+def set_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
+    """Set variables on JAX to arrays of their own shapes and dtypes, which `assign` would convert and check first."""
+    for variable, value in zip(variables, values, strict=True):
+        variable._value = value
+
+
 def mask_of(tensor: Any) -> Any:
     """Return the mask that layers have attached to a tensor; None if there is none."""
     return getattr(tensor, "_keras_mask", None)

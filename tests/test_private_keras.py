@@ -111,6 +111,13 @@ def test_the_value_of_a_variable() -> None:
             assert private_keras.value_of(keras.Variable("zeros", shape=(2,))) is None
 
 
+def test_variables_take_over_values() -> None:
+    zeros, ones = keras.Variable(np.zeros(2, np.float32)), keras.Variable(np.ones(2, np.float32))
+    with needs("keras.Variable._value"):
+        private_keras.set_values([zeros], [private_keras.value_of(ones)])
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(zeros), [1, 1])
+
+
 def test_the_mask_of_a_tensor() -> None:
     with needs("_keras_mask"):
         embedded = layers.Embedding(4, 2, mask_zero=True)(np.array([[1, 0]]))

@@ -194,7 +194,8 @@ class EpochOrder:
         self._worker = worker
         size = spec.batch_size
         most = max(1, GATHER_BYTES // (size * spec.row_bytes))
-        self._gather_rows = size * (most - most % window or most)
+        #: Mini-batches that are contiguous in memory.
+        self.gathered = most - most % window or most
         #: Rows of a block of the first epoch, within which rows are shuffled: a multiple of the batch size.
         self.block_rows = (
             size * max(1, min(BLOCK_ROWS, BLOCK_BYTES // spec.row_bytes) // size) if spec.shuffle else size
@@ -209,9 +210,10 @@ class EpochOrder:
                 yield BatchRows(gather, slice(first, min(first + size, rows)), checksum)
             return
         order = row_order(self._spec, self._worker, epoch, rows, block)
-        for start in range(0, rows, self._gather_rows):
-            gather = Gather(self._spec, columns, order[start : start + self._gather_rows])
-            end = min(self._gather_rows, rows - start)
+        together = size * self.gathered
+        for start in range(0, rows, together):
+            gather = Gather(self._spec, columns, order[start : start + together])
+            end = min(together, rows - start)
             for first in range(0, end, size):
                 yield BatchRows(gather, slice(first, min(first + size, end)), checksum)
 

@@ -271,7 +271,7 @@ class BatchSource:
         start: (epoch, index) of the first batch to yield. The whole partition is read even when `start` lies in a
             later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.
         checksum: of the batch before `start`, as an earlier attempt saw it; None: it is not compared.
-        depth: batches to prepare ahead, at least 1.
+        depth: batches to prepare ahead, at least 1; two windows, if they are more and take at most 16 MB.
         window: batches that the worker trains on at a time.
         directory: the folder for a spool over its budget; one of Spark's local directories by default.
         timeout: seconds to wait for Spark's next rows.
@@ -314,9 +314,10 @@ class BatchSource:
         self._expected_rows = 0.0
         self._spec = spec
         self._worker = worker
-        self._depth = depth
         self._timeout = timeout
         self._order = EpochOrder(spec, worker, window)
+        # A whole window is ready when the one before it is over, unless it is large.
+        self._depth = max(depth, 2 * min(window, self._order.gathered))
         self._checksum = RowChecksum(self._order.block_rows)
         self._spool: Spool | None = None
         if spec.epochs > 1 or spec.rewindable:

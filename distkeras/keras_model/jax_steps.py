@@ -14,7 +14,7 @@ import numpy as np
 from distkeras.data.batches import Stack, aligned, as_weight, flat_weight
 from distkeras.keras_model.compiled_steps import arrays_of, as_fit_packs, flat_logs, model_inputs, spans
 from distkeras.keras_model.variables import layer_states
-from distkeras.private_keras import all_layers
+from distkeras.private_keras import all_layers, set_values, value_of
 from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class JaxSteps:
         state = state_of(self._model)
         new, rows = loop([_own(variables) for variables in state], np.int32(first), np.int32(first + steps), arrays)
         for variables, values in zip(state, new, strict=True):
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+            set_values(variables, values)
         return np.asarray(rows)[first : first + steps].astype(np.float64)
 
     def _on_device(self, stack: Stack) -> tuple[Any, list[Any]]:
@@ -119,8 +118,10 @@ class JaxSteps:
             known.append(capacity)
         if capacity > count:
             arrays = [_grown(array, capacity) for array in arrays]
-        # On processors, JAX reads aligned arrays where they are; the loop does not take over their memory.
-        return (capacity, *kind), [jax.device_put(array) for array in arrays]
+        # On processors, a call reads aligned arrays where they are, and `jax.device_put` takes longer than that.
+        if jax.default_backend() != "cpu":
+            arrays = [jax.device_put(array) for array in arrays]
+        return (capacity, *kind), arrays
 
     def _compile(self, stack: Stack, metrics: Sequence[str], width: int) -> Callable[..., Any]:
         import jax
@@ -186,7 +187,7 @@ def _own(variables: Sequence[keras.Variable]) -> list[Any]:
     seen: set[int] = set()
     values = []
     for variable in variables:
-        value = variable.value
+        value = value_of(variable)
         values.append(jnp.copy(value) if id(value) in seen else value)
         seen.add(id(value))
     return values
