@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import keras
 
@@ -148,6 +150,21 @@ def counted_loss(model: Any, x: Any, y: Any, predicted: Any, weight: Any, rows: 
 def make_metrics(model: Any, data: Any) -> None:
     """Make the loss and the metrics of a compiled model from a step's data; the public functions compile a step."""
     model._symbolic_build(data_batch=data)
+
+
+def specification(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a function of a model returns for arrays: symbolic tensors of its shapes. No number is computed.
+
+    The variables that the function creates are initialized.
+    """
+    import keras
+    from keras.src.backend import compute_output_spec
+
+    def symbolic(value: Any) -> Any:
+        return keras.KerasTensor(value.shape, str(value.dtype)) if isinstance(value, np.ndarray) else value
+
+    args, kwargs = keras.tree.map_structure(symbolic, (args, kwargs))
+    return compute_output_spec(function, *args, **kwargs)
 
 
 def function_options(loss: Any) -> dict[str, Any]:

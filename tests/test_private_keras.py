@@ -118,6 +118,17 @@ def test_variables_take_over_values() -> None:
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(zeros), [1, 1])
 
 
+def test_the_specification_of_a_result() -> None:
+    model = small(metrics=["accuracy"])
+    x, y = {"x": np.ones((4, 3), np.float32)}, {"y": np.ones((4, 1), np.float32)}
+    with needs("keras.src.backend.compute_output_spec"):
+        predicted = private_keras.specification(model, x, training=False)
+        logs = private_keras.specification(model.compute_metrics, x, y, predicted, sample_weight=None)
+        assert tuple(predicted["y"].shape) == (4, 1)
+        assert {name: value.shape for name, value in logs.items()} == {"accuracy": (), "loss": ()}
+        assert all(keras.ops.convert_to_numpy(variable).shape == () for variable in model.metrics_variables)
+
+
 def test_the_mask_of_a_tensor() -> None:
     with needs("_keras_mask"):
         embedded = layers.Embedding(4, 2, mask_zero=True)(np.array([[1, 0]]))

@@ -7,7 +7,8 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from distkeras.keras_model.variables import (
     trainable_variables,
 )
 from distkeras.metric_columns import elements_of
-from distkeras.private_keras import all_layers, losses_of_outputs, rate_of, step_count
+from distkeras.private_keras import all_layers, losses_of_outputs, rate_of, specification, step_count
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.protocol.loop import NO_ROWS, OptimizerState
 
@@ -274,12 +275,20 @@ class KerasReplica:
 
     def _logs(self, batch: Batch) -> dict[str, tuple[int | None, ...]]:
         """Return the names that Keras' own ``train_step`` reports, and of each the shape."""
+        if isinstance(self._training_steps, JaxSteps):
+            # JAX would compile each operation by itself, which takes longer than to compile the loop. Not every metric
+            # can be traced outside of a step; an error that is the data's is raised below.
+            with suppress(Exception):
+                return self._logs_by(specification, batch)
+        return self._logs_by(_call, batch)
+
+    def _logs_by(self, call: Callable[..., Any], batch: Batch) -> dict[str, tuple[int | None, ...]]:
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
-        predicted = self.model(x, training=False)
+        predicted = call(self.model, x, training=False)
         if getattr(self.model, "loss", None) is not None or not batch.y:
-            self.model.compute_loss(x, y, predicted, weight)
-        logs = self.model.compute_metrics(x, y, predicted, sample_weight=weight)
-        return {name: tuple(np.shape(value)) for name, value in logs.items()}
+            call(self.model.compute_loss, x, y, predicted, weight)
+        logs = call(self.model.compute_metrics, x, y, predicted, sample_weight=weight)
+        return {name: tuple(getattr(value, "shape", ())) for name, value in logs.items()}
 
     def _logs_of_own_step(self, batch: Batch) -> dict[str, tuple[int | None, ...]]:
         """Return the same of the user's ``train_step``, which may report other names than the model's metrics have."""
@@ -508,6 +517,10 @@ class KerasReplica:
         self.model.reset_metrics()  # metrics are of this step alone, and Keras 3.11 does not reset them
         with packing_as_fit(self.model):
             return flat_logs(self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True))
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def _loop_of(model: keras.Model) -> type[_Loop] | None:
