@@ -47,9 +47,6 @@ def faults(seconds: float, an_hour: float, seed: int) -> Iterator[tuple[float, s
         yield now, draw.choice(KINDS)
 
 
-# ---- ours
-
-
 def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: int) -> dict[str, Any]:
     """Train under faults until the time is over; return the figures."""
     from distkeras import Callback, Checkpoint, Trainer, rules
@@ -173,9 +170,6 @@ def figures(
         "successors": waits,
         "kinds": {kind: [name for _, name in struck].count(kind) for kind in set(KINDS)},
     }
-
-
-# ---- plain Keras
 
 
 def keras(folder: Path, seconds: float, planned: list[tuple[float, str]]) -> dict[str, Any]:

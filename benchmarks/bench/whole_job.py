@@ -85,9 +85,6 @@ def ready_session() -> Any:
     return session(MASTER, config=SESSION)
 
 
-# ---- plain Keras, and elephas
-
-
 def fit_keras(model: str, x: Any, y: Any, epochs: int, factor: float) -> Any:
     """Return the model that `fit` trains on arrays, with both cores."""
     built = build(model, factor * RATES["keras"], EXECUTIONS[model])
@@ -133,9 +130,6 @@ def many(folder: Path, model: str, epochs: int, _: str, *, peer: str) -> Result:
         for factor in FACTORS:
             trained = fit(model, *rows, epochs, factor)
     return trained, {"call": time.time() - called}
-
-
-# ---- this project
 
 
 def settings(epochs: int) -> dict[str, Any]:

@@ -271,7 +271,7 @@ class BatchSource:
         start: (epoch, index) of the first batch to yield. The whole partition is read even when `start` lies in a
             later epoch, to fill the spool; at (spec.epochs, 0) there is nothing to do and nothing is read.
         checksum: of the batch before `start`, as an earlier attempt saw it; None: it is not compared.
-        depth: batches to prepare ahead, at least 1; two windows, if they are more and take at most 16 MB.
+        depth: batches to prepare ahead, at least 1; two windows, if they are more and take at most 8 MB.
         window: batches that the worker trains on at a time.
         directory: the folder for a spool over its budget; one of Spark's local directories by default.
         timeout: seconds to wait for Spark's next rows.
