@@ -111,7 +111,8 @@ def _reader(variable: keras.Variable) -> Callable[[], np.ndarray]:
 def _is_on_one_device_of_jax() -> bool:
     import keras
 
-    return keras.backend.backend() == "jax" and keras.distribution.distribution() is None
+    own = keras.distribution.distribution() is None and not keras.config.is_nnx_enabled()
+    return keras.backend.backend() == "jax" and own
 
 
 def _memory_on_jax(variable: keras.Variable) -> Callable[[], np.ndarray] | None:
@@ -160,7 +161,7 @@ def _loader_on_jax(layout: Layout, variables: Sequence[keras.Variable]) -> Calla
 def _is_on_torch(variables: Sequence[keras.Variable]) -> bool:
     import keras
 
-    return bool(variables) and keras.backend.backend() == "torch"
+    return keras.backend.backend() == "torch" and len({variable.value.device for variable in variables}) == 1
 
 
 def _loader_on_torch(layout: Layout, variables: Sequence[keras.Variable]) -> Callable[[np.ndarray], None] | None:
