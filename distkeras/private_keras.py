@@ -250,11 +250,51 @@ def load_model(file: IO[bytes], objects: Mapping[str, Any], *, compiled: bool, s
         compiled: compile it as it was.
         safe: refuse code in the archive, also if the user has permitted it in this thread.
     """
+    import keras
     from keras.src.saving import saving_lib, serialization_lib
+
+    def load() -> keras.Model:
+        loaded: keras.Model = saving_lib.load_model(file, dict(objects), compile=compiled, safe_mode=safe)
+        return loaded
 
     # The scope has precedence over the argument, and over the user's own setting.
     with serialization_lib.SafeModeScope(safe):
-        model: keras.Model = saving_lib.load_model(file, custom_objects=dict(objects), compile=compiled, safe_mode=safe)
+        if not compiled and keras.config.backend() == "jax" and not keras.config.is_nnx_enabled():
+            try:
+                return without_initializers(load)  # each compiles a function for each shape of a weight
+            except Exception:  # noqa: BLE001 - such as a layer that creates a variable from an array: it loads below
+                file.seek(0)
+        return load()
+
+
+def without_initializers(load: Callable[[], keras.Model]) -> keras.Model:
+    """Return what ``load`` returns; the initializers of the variables that it creates and assigns do not run.
+
+    Raises:
+        ValueError: of Keras, if it creates a variable from an array.
+    """
+    import keras
+
+    assigned: dict[int, tuple[keras.Variable, Any]] = {}
+
+    class Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras' classes are Any
+        """Variables that are created within are initialized at its end."""
+
+        def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+            super().add_update(update)
+            assigned[id(update[0])] = update
+
+        def __exit__(self, *error: object) -> None:
+            for variable, value in assigned.values():
+                if value_of(variable) is None:
+                    variable._initializer = lambda *_, value=value, **__: value
+            super().__exit__(*error)
+
+    with Scope():
+        model = load()
+    for variable, value in assigned.values():
+        if value_of(variable) is not value:
+            variable.assign(value)
     return model
 
 

@@ -195,7 +195,8 @@ def test_the_losses_of_a_model() -> None:
     model = small(run_eagerly=True)
     with needs("keras.Model._compute_loss, _loss_tracker"):
         predicted = model({"x": x})
-        loss = float(private_keras.counted_loss(model, {"x": x}, {"y": y}, predicted, None, 4))
+        loss = private_keras.counted_loss(model, {"x": x}, {"y": y}, predicted, None, 4)
+        loss = float(keras.ops.convert_to_numpy(loss))
         assert loss == pytest.approx(float(np.mean((keras.ops.convert_to_numpy(predicted["y"]) - y) ** 2)))
         assert model.metrics[0].name == "loss"
         assert float(model.metrics[0].result()) == pytest.approx(loss)
@@ -225,7 +226,8 @@ def test_the_options_of_a_loss() -> None:
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() == "jax" and sys.version_info < (3, 12), reason="Keras profiles JAX from Python 3.12 on"
+    keras.backend.backend() == "torch" or (keras.backend.backend() == "jax" and sys.version_info < (3, 12)),
+    reason="Keras profiles JAX from Python 3.12 on, and PyTorch nowhere",
 )
 def test_the_batches_that_tensorboard_profiles() -> None:
     with needs("keras.callbacks.TensorBoard._start_batch"):
@@ -281,7 +283,7 @@ def test_the_variables_without_weight_decay() -> None:
         private_keras.set_undecayed(optimizer, private_keras.keys_of(optimizer, [other]))
         optimizer.build([one, other])
         optimizer.apply([keras.ops.zeros((2,)), keras.ops.zeros((2,))])
-        assert [float(keras.ops.sum(variable)) for variable in (one, other)] == [1.0, 2.0]
+        assert [float(np.sum(keras.ops.convert_to_numpy(variable))) for variable in (one, other)] == [1.0, 2.0]
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the class is of this backend")
@@ -315,6 +317,77 @@ def test_archives() -> None:
         misfit.build([keras.Variable(np.ones(7, np.float32)) for _ in copy.trainable_variables])
         with pytest.raises(ValueError, match="shape"):
             private_keras.load_optimizer(misfit, BytesIO(archive.read("model.weights.h5")))
+
+
+class Assigning(layers.Layer):
+    """A layer whose `build` assigns to variables, and leaves one to its initializer."""
+
+    def build(self, shape: Any) -> None:
+        self.once = self.add_weight(shape=shape, initializer="ones")
+        self.once.assign(self.once + 3)
+        self.twice = keras.Variable("ones", shape=shape)
+        self.twice.assign(self.twice * 5)
+        self.twice.assign_add([1.0, 2.0])
+        self.never = self.add_weight(shape=shape, initializer=keras.initializers.Constant(7))
+
+
+def test_variables_that_are_created_without_initializers() -> None:
+    outside = keras.Variable(np.ones(2, np.float32))
+
+    def load() -> Any:
+        outside.assign(outside + 1)
+        layer = Assigning()
+        layer.build((2,))
+        return layer
+
+    with needs("keras.Variable._initializer, keras.StatelessScope.add_update"):
+        layer = private_keras.without_initializers(load)
+    expected = [(outside, [2, 2]), (layer.once, [4, 4]), (layer.twice, [6, 7]), (layer.never, [7, 7])]
+    for variable, values in expected:
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), values)
+    layer.once.assign([8, 8])  # is not undone when other variables are initialized
+    with keras.StatelessScope():
+        keras.Variable("ones", shape=(1,))
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(layer.once), [8, 8])
+
+
+def test_a_model_is_loaded_without_initializers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an initializer was called")
+
+    model = small()
+    path = tmp_path / "model.keras"
+    path.write_bytes(saved(model))
+    monkeypatch.setattr(keras.initializers.GlorotUniform, "__call__", refuse)
+    with needs("keras.Variable._initializer, keras.StatelessScope.add_update"):
+        copy = private_keras.without_initializers(lambda: keras.saving.load_model(path, compile=False))
+    for one, other in zip(model.weights, copy.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if keras.config.backend() == "jax":
+        private_keras.load_model(BytesIO(path.read_bytes()), {}, compiled=False, safe=True)
+
+
+class FromArray(layers.Layer):
+    """A layer with a variable that no initializer makes, as Keras refuses it in a stateless scope."""
+
+    def build(self, _: Any) -> None:
+        self.w = keras.Variable(np.array([2, 3], np.float32))
+
+    def call(self, x: Any) -> Any:
+        return x * self.w
+
+
+def test_a_variable_from_an_array_is_loaded() -> None:
+    data = saved(keras.Sequential([keras.Input((2,)), FromArray()]))
+    with pytest.raises(ValueError, match="stateless scope"):
+        private_keras.without_initializers(lambda: called(FromArray()))
+    model = private_keras.load_model(BytesIO(data), {"FromArray": FromArray}, compiled=False, safe=True)
+    np.testing.assert_array_equal(model.weights[0], [2, 3])
+
+
+def called(layer: Any) -> Any:
+    layer(keras.Input((2,)))
+    return layer
 
 
 def test_code_in_archives() -> None:

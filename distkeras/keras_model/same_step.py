@@ -41,6 +41,8 @@ ROWS = 4
 #: Differences that rounding explains: relative to the largest number of an array; and, for weights, relative to the
 #: largest movement, next to some units in the last place of the weight itself.
 _ROUNDING, _LAST_PLACES = 1e-5, 4
+#: So many times what a rounding of the weights changes may be the difference of two steps, which round often.
+_NUDGES = 8
 #: The unit in the last place of what travels, also of a model in float64.
 _FLOAT32 = float(np.finfo(np.float32).eps)
 
@@ -67,7 +69,7 @@ class GivenModel:
             arguments = {name: value for name, value in (own | given).items() if value is not None}
             arguments["optimizer"] = optimizer_of(arguments.get("optimizer", "sgd"))
             self.model.compile(**arguments)
-        self.model.run_eagerly = True
+        _run_eagerly(self.model)
         return self.model
 
 
@@ -160,18 +162,45 @@ def _compare_steps(given: GivenModel, rebuilt: keras.Model, batch: Batch, *, gra
         difference = _first_difference(theirs.outputs, ours.outputs)
         if difference is None or _first_difference(theirs.outputs, again.outputs) is not None:
             return
+    elif _difference(theirs, ours, start, _their_step(given, rebuilt, batch, nudged=True)) is None:
+        return
     raise _lost(given.model, f"in one step on drawn rows, {difference}{_cause(given.model, gradient=gradient)}")
 
 
-def _their_step(given: GivenModel, rebuilt: keras.Model, batch: Batch) -> _Step:
-    """Take a step of the user's own model as ``fit`` takes it, and undo it."""
+def _their_step(given: GivenModel, rebuilt: keras.Model, batch: Batch, *, nudged: bool = False) -> _Step:
+    """Take a step of the user's own model as ``fit`` takes it, and undo it.
+
+    Args:
+        nudged: from weights that differ by a rounding.
+    """
     with undone(given.model, *given.arguments.values()):
         _align(rebuilt, given.model)  # the user may have trained it meanwhile
+        if nudged:
+            _nudge(given.model.trainable_variables)
         model = given.compiled()
+        _copy(model.optimizer.variables, model.optimizer.variables)
         outputs = _outputs(model, batch.x)
         logs = {name: np.asarray(value, np.float64) for name, value in _fit(model, batch).items()}
         names = [weight.path for weight in rebuilt.weights]
         return _Step(outputs, logs, dict(zip(names, map(numpy_value, model.weights), strict=True)))
+
+
+def _run_eagerly(model: keras.Model) -> None:
+    """Take a model's steps eagerly: tracing would take longer. JAX would compile every operation, so it does not."""
+    import keras
+
+    if keras.config.backend() != "jax":
+        model.run_eagerly = True
+
+
+def _nudge(variables: Sequence[keras.Variable]) -> None:
+    """Change each number by a unit in its last place, up or down."""
+    rng = np.random.default_rng(0)
+    for variable in variables:
+        value = np.array(numpy_value(variable))
+        if np.issubdtype(value.dtype, np.floating):  # bfloat16 is none of NumPy's
+            units = np.finfo(value.dtype).eps * rng.choice([-1, 1], value.shape)
+            variable.assign(value * (1 + units).astype(value.dtype))
 
 
 def _fit(model: keras.Model, batch: Batch) -> dict[str, Any]:
@@ -186,7 +215,7 @@ def _fit(model: keras.Model, batch: Batch) -> dict[str, Any]:
 def _our_step(model: keras.Model, batch: Batch, *, gradient: bool) -> _Step:
     """Take the same step as a worker does."""
     outputs = _outputs(model, batch.x)
-    model.run_eagerly = True  # tracing would take longer than the step
+    _run_eagerly(model)
     replica = KerasReplica(model)
     staying = _staying(replica)
     rate = replica.learning_rate
@@ -214,12 +243,16 @@ def _staying(replica: KerasReplica) -> dict[str, np.ndarray]:
 
 def _align(source: keras.Model, target: keras.Model) -> None:
     """Give a model the weights, seeds and layers' states of another one."""
-    pairs = [*zip(target.weights, source.weights, strict=True)]
+    _copy(target.weights, source.weights)
     states = layer_states(target), layer_states(source)
     if len(states[0]) == len(states[1]):
-        pairs += zip(*states, strict=True)
-    for variable, value in pairs:
-        variable.assign(numpy_value(value))
+        _copy(*states)
+
+
+def _copy(targets: Sequence[keras.Variable], sources: Sequence[keras.Variable]) -> None:
+    """Set variables to the values of others, in memory of their own: a step on JAX takes over its variables' memory."""
+    for variable, value in zip(targets, sources, strict=True):
+        variable.assign(np.array(numpy_value(value)))
 
 
 def _outputs(model: keras.Model, x: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -234,8 +267,14 @@ def _outputs(model: keras.Model, x: Sequence[Any]) -> dict[str, np.ndarray]:
     return {name if name == "output" else f"output {name!r}": value for name, value in zip(names, values, strict=True)}
 
 
-def _difference(theirs: _Step, ours: _Step, start: Mapping[str, np.ndarray]) -> str | None:
-    """Describe the first difference of two steps from the same weights; None if there is none."""
+def _difference(theirs: _Step, ours: _Step, start: Mapping[str, np.ndarray], nudged: _Step | None = None) -> str | None:
+    """Describe the first difference of two steps from the same weights; None if there is none.
+
+    Args:
+        nudged: the first step from weights that differ by a rounding. What this changes in a weight is no difference:
+            an optimizer that divides by the size of the gradients makes a step of their rounding, where they are 0 but
+            for it, as for a bias before a BatchNormalization.
+    """
     missing = [name for name in theirs.logs if name not in ours.logs]
     if missing:
         return f"{missing[0]!r} is reported by the model's own step and not by the rebuilt one's"
@@ -244,16 +283,18 @@ def _difference(theirs: _Step, ours: _Step, start: Mapping[str, np.ndarray]) -> 
     for name, expected in theirs.weights.items():
         if text is None and np.issubdtype(expected.dtype, np.number):
             own, before = (np.asarray(value, np.float64) for value in (ours.weights[name], start[name]))
-            text = _difference_of_weights(name, np.asarray(expected, np.float64), own, before, expected.dtype)
+            expected64 = np.asarray(expected, np.float64)
+            noise = 0.0 if nudged is None else np.max(np.abs(nudged.weights[name] - expected64), initial=0.0)
+            text = _difference_of_weights(name, expected64, own, before, expected.dtype, _NUDGES * noise)
     return text
 
 
 def _difference_of_weights(
-    name: str, expected: np.ndarray, own: np.ndarray, start: np.ndarray, dtype: np.dtype
+    name: str, expected: np.ndarray, own: np.ndarray, start: np.ndarray, dtype: np.dtype, noise: float
 ) -> str | None:
     movement = np.max(np.abs(expected - start), initial=0.0)
     unit = max(np.finfo(dtype).eps, _FLOAT32) if np.issubdtype(dtype, np.floating) else 0.0
-    allowed = _ROUNDING * movement + _LAST_PLACES * unit * np.abs(start)
+    allowed = noise + _ROUNDING * movement + _LAST_PLACES * unit * np.abs(start)
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(own - expected) <= allowed) & ~(np.isnan(own) & np.isnan(expected))
     if not bad.any():

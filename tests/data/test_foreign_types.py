@@ -17,6 +17,7 @@ from distkeras import Trainer
 from distkeras.ps.errors import ConfigurationError
 from distkeras.transformers import ModelPredictor
 
+NESTED = "spark.sql.parquet.enableNestedColumnVectorizedReader"
 MODULE = """
 from pathlib import Path
 from pyspark.sql.types import LongType, UserDefinedType
@@ -78,6 +79,8 @@ def test_a_type_whose_module_is_imported_is_accepted(spark: SparkSession, file: 
     importlib.import_module("foreign_types")
     try:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        spark.conf.set(NESTED, "false")  # Spark 4.0 does not read these types in batches
         assert ModelPredictor(model).transform(spark.read.parquet(str(file))).count() == 4
     finally:
+        spark.conf.unset(NESTED)
         del sys.modules["foreign_types"]

@@ -288,6 +288,7 @@ def test_groups_side_by_side_take_the_same_steps(name: str) -> None:
         np.testing.assert_allclose(found, value, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # of Keras' own evaluation on JAX
 @pytest.mark.parametrize("name", ["survival", "None in a mapping", "add_loss", "a weight for each output"])
 def test_an_evaluation_in_parts_equals_that_of_keras(name: str) -> None:
     case = CASES[name]
