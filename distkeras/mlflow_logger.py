@@ -222,6 +222,7 @@ def _log_model(model: keras.Model, registered_name: str | None) -> None:
     import mlflow.keras
     from mlflow.models import ModelSignature
 
+    names = metadata.packages_distributions()  # a nightly build of Keras has another one
     signature = None
     if getattr(model, "inputs", None):  # a subclassed model has none
         signature = ModelSignature(_schema(model.inputs), _schema(model.outputs))
@@ -230,7 +231,7 @@ def _log_model(model: keras.Model, registered_name: str | None) -> None:
         name="model",
         signature=signature,
         registered_model_name=registered_name,
-        pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("keras", keras.backend.backend())],
+        pip_requirements=[f"{name}=={metadata.version(name)}" for name in (names["keras"][0], keras.backend.backend())],
     )
 
 

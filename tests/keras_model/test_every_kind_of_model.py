@@ -29,6 +29,8 @@ from distkeras.ps.errors import ConfigurationError
 #: Jobs in all parts without `--pairs`: by default, and in the slow tests.
 FEW, MANY = 5, 400
 PARTS = 4
+#: Those that XLA compiles.
+IN_XLA = 24
 #: Outcomes of a job that are right.
 EXPECTED = ("", "refused as expected")
 
@@ -103,11 +105,26 @@ def test_every_drawn_value_is_drawn_soon() -> None:
 )
 def test_one_worker_trains_as_keras_does(part: int, jobs: int, pytestconfig: pytest.Config) -> None:
     jobs = pytestconfig.getoption("pairs") or jobs
-    numbers = range(jobs) if jobs == FEW else range(part, jobs, PARTS)
+    require_equal(range(jobs) if jobs == FEW else range(part, jobs, PARTS))
+
+
+def require_equal(numbers: range) -> None:
+    """Compare drawn jobs with Keras."""
     texts = {job: outcome(job) for job in map(drawn, numbers)}
     failures = [job for job, text in texts.items() if text not in EXPECTED and not keras_error(job)]
     assert not failures, "\n".join(f"{job}\n    {texts[job]}" for job in failures)
     assert list(texts.values()).count("") > 0.3 * len(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # the same
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="others compile a step the same way everywhere")
+def test_one_worker_trains_as_keras_does_by_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow compiles steps by XLA without being asked only where a GPU is."""
+    for name, options in models.OPTIONS.items():
+        if name not in ("run_eagerly", "no jit_compile"):
+            monkeypatch.setitem(options, "jit_compile", True)
+    require_equal(range(IN_XLA))
 
 
 #: Jobs whose results once differed without a word, or that were refused without need; the first `QUICK` by default.

@@ -182,7 +182,7 @@ def test_a_step_that_consists_of_rounding_is_no_difference() -> None:
     compare(model)
     model_file = archive.to_bytes(model)
     rebuilt = recipe_of(model, model_file).build(model_file, to_train=True)
-    (momentum,) = (one for one in rebuilt.optimizer.variables if one.path.endswith("dense_bias_momentum"))
+    momentum = next(one for one in rebuilt.optimizer.variables if "momentum" in one.path and one.shape == (4,))
     momentum.assign(momentum + 1e-6)  # of the rounding of some gradients, it is 1e-8
     spec = spec_of(model)
     with pytest.raises(ConfigurationError, match=r"the weight 'dense.*/bias' moves"):
