@@ -58,6 +58,7 @@ def recording(dtype: str) -> Any:
     return model
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # of Keras' own step on JAX
 @pytest.mark.parametrize("floatx", ["float32", "float64"], indirect=True)
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_labels_and_weights_are_those_of_fit(kind: str, floatx: str) -> None:
