@@ -1,7 +1,7 @@
 """DASO: nodes of several devices that average parameters among themselves, and the schedule of their exchanges.
 
 This module makes every decision: the phases, the turns of the groups, the effect of a plateau, and the arithmetic.
-`simulation.daso` and the workers on Spark (`worker.daso`) both follow it.
+The workers (`worker.daso`) follow it.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def flat_vector(theta0: Vector, dtype: Any) -> Vector:
 
 def _require_simulated(rule: Rule) -> None:
     if rule.traits.peers:
-        raise invalid("rule", rule.name, "one whose workers exchange with a center alone; see `simulation.daso`")
+        raise invalid("rule", rule.name, "one whose workers exchange with a center alone")
     if not isinstance(rule.window, int) and rule.window_by_speed is None:
         raise invalid("window", rule.window, f"a number of steps or {BY_SPEED!r} in a simulation, which has no epochs")
 

@@ -46,7 +46,7 @@ SANS_IO = [
     *(f"protocol/{name}" for name in ("framing", "messages", "layout", "compression")),
     *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log")),
     "worker/loop",
-    *(f"simulation/{name}" for name in ("simulate", "virtual_job", "daso")),
+    *(f"simulation/{name}" for name in ("simulate", "virtual_job")),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.rules.daso import Daso
-from distkeras.ps.simulation.daso import DasoTrace, simulate_daso
+from support.ps.daso_simulator import DasoTrace, simulate_daso
 from support.ps.transcriptions import Problem
 
 ETA = 0.05
@@ -17,12 +17,11 @@ FLAT: dict[str, Any] = {"loss": lambda theta: 1.0}
 
 
 def run_daso(
-    daso: Daso, *, nodes: int = 3, devices: int = 2, epochs: int = 4, batches: int = 3, seed: int = 0, **options: Any
+    daso: Daso, *, nodes: int = 3, devices: int = 2, epochs: int = 4, batches: int = 3, **options: Any
 ) -> DasoTrace:
     """Simulate DASO on a noisy quadratic."""
     job = Problem(nodes * devices, [], eta=ETA, seed=7)
     options.setdefault("learning_rate", ETA)
-    options.setdefault("keep_thetas", True)
     return simulate_daso(
         daso,
         job.start,
@@ -31,7 +30,6 @@ def run_daso(
         devices=devices,
         epochs=epochs,
         batches=batches,
-        seed=seed,
         **options,
     )
 

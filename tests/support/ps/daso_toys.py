@@ -9,13 +9,13 @@ import numpy as np
 
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.rules.daso import Daso
-from distkeras.ps.simulation.daso import DasoTrace, simulate_daso
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from support.patience import PATIENT
 from support.present import present
 from support.ps.daso_members import Killed, Member, RecordingReplica
+from support.ps.daso_simulator import DasoTrace, simulate_daso
 
 SIZE, ETA = 37, 0.05
 START = np.random.default_rng(3).normal(size=SIZE).astype(np.float32)
@@ -62,7 +62,6 @@ def simulated(daso: Daso, workers: int, epochs: int, batches: int, **options: An
         epochs=epochs,
         batches=batches,
         dtype=np.float32,
-        keep_thetas=True,
         **options,
     )
 

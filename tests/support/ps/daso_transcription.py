@@ -1,4 +1,4 @@
-"""DASO as in its paper, in plain numpy and for each device: the reference for `ps.simulation.daso`."""
+"""DASO as in its paper, in plain numpy and for each device: the reference for `daso_simulator`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from distkeras.data.model_columns import data_spec
 from distkeras.data.source import BatchSource
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.rules.daso import Daso
-from distkeras.ps.simulation.daso import DasoTrace, simulate_daso
+from support.ps.daso_simulator import DasoTrace, simulate_daso
 from support.training.spark_jobs import assert_nothing_left, committed, once_at_step, step_callback_layer
 
 SIZE, ROWS, BATCH, ETA = 6, 20, 8, 0.02  # For each worker: three mini-batches, of which the last is short.
