@@ -73,7 +73,7 @@ def test_a_description_survives_a_round_trip() -> None:
     }
     given = LEAST | {"hyper_parameters": {"window": 3}, "options": options, "name": "mine", "checkpoint_every": 7}
     given |= {
-        "time_budget": None,
+        "time_budget": 0.5,
         "early_stopping": {"data": "/data/test.parquet", "monitor": "accuracy", "patience": 3},
         "tags": ["a", "b.1"],
     }
@@ -92,6 +92,7 @@ def test_a_description_survives_a_round_trip() -> None:
         ({"data": 3}, "data"),
         ({"name": "x" * 201}, "name"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"time_budget": 0}, "time_budget"),
         ({"early_stopping": {"patience": 3}}, "early_stopping.data"),
         ({"early_stopping": {"data": "x", "df": 3}}, "early_stopping.df"),
         ({"early_stopping": {"data": "x", "patience": 0}}, "early_stopping.patience"),
@@ -100,6 +101,7 @@ def test_a_description_survives_a_round_trip() -> None:
         ({"hyper_parameters": {"window": "x"}}, "hyper_parameters.window"),
         ({"hyper_parameters": {"window": 0}}, "hyper_parameters.window"),
         ({"hyper_parameters": {"nothing": 1}}, "hyper_parameters.nothing"),
+        ({"rule": "downpour", "hyper_parameters": {"rho": 1.0}}, "hyper_parameters.rho"),
         ({"options": {"batch_size": 0}}, "options.batch_size"),
         ({"options": {"batch_size": True}}, "options.batch_size"),
         ({"options": {"batch_size": 2**60}}, "options.batch_size"),
@@ -117,12 +119,14 @@ def test_a_description_survives_a_round_trip() -> None:
             {"options": {"worker_optimizer": {"class_name": "sgd", "config": {"x": {"class_name": "y"}}}}},
             "options.worker_optimizer.config.x",
         ),
+        (
+            {"options": {"worker_optimizer": {"class_name": "sgd", "config": dict.fromkeys(map(str, range(101)), 1)}}},
+            "options.worker_optimizer.config",
+        ),
         ({"options": {"loss": "mean_squared_eror"}}, "options.loss"),
         ({"options": {"metrics": ["accuracy", "acuracy"]}}, "options.metrics"),
         ({"options": {"worker_optimizer": "adamm"}}, "options.worker_optimizer"),
         ({"options": {"worker_optimizer": {"class_name": "adamm"}}}, "options.worker_optimizer"),
-        ({"options": {"num_epoch": 10**7}}, "options.num_epoch"),
-        ({"options": {"batch_size": 10**8}}, "options.batch_size"),
         ({"options": {"custom_objects": {}}}, "options.custom_objects"),
         ({"options": {"host": "0.0.0.0"}}, "options.host"),
         ({"options": []}, "options"),
@@ -135,10 +139,6 @@ def test_the_refusal_of_an_invalid_value_names_its_field(changes: dict[str, Any]
     assert "Received: " in error.message
     assert len(error.message) < 600
     assert pickle.loads(pickle.dumps(error)).field == field
-
-
-def test_a_hyper_parameter_of_another_rule_is_refused() -> None:
-    assert refused(rule="downpour", hyper_parameters={"rho": 1.0}).field == "hyper_parameters.rho"
 
 
 @pytest.mark.parametrize("value", [None, [], 3, "x", {}, {"rule": "agn"}, {"data": "x"}])
@@ -195,17 +195,6 @@ def test_an_invalid_schedule_is_refused(rate: dict[str, Any], field: str, text: 
     error = refused(rule="asgd", options={"learning_rate": rate})
     assert error.field == f"options.{field}"
     assert text in error.message
-
-
-def test_an_optimizer_with_many_arguments_is_refused() -> None:
-    config: dict[str, Any] = {f"k{number}": [] for number in range(30_000)}
-    error = refused(options={"worker_optimizer": {"class_name": "sgd", "config": config}})
-    assert (error.field, "at most 100 items" in error.message) == ("options.worker_optimizer.config", True)
-
-
-def test_a_time_budget_must_be_positive() -> None:
-    assert JobDescription.from_json(LEAST | {"time_budget": 0.5}).time_budget == 0.5
-    assert refused(time_budget=0).field == "time_budget"
 
 
 def test_every_keyword_of_the_predictor_is_in_the_schema_or_excluded() -> None:

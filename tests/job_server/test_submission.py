@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from distkeras.job_server.model_file import require_weights
 from distkeras.job_server.submission import description_of, model_of
 from distkeras.keras_model import archive
 from distkeras.keras_model.keras_config import applied
-from distkeras.ps.errors import ConfigurationError
 from distkeras.settings import grouped
 
 # Keras: a model that was compiled and saved before it was trained has an optimizer without variables.
@@ -52,7 +50,7 @@ def make_trainer(**options: Any) -> Trainer:
 
 def submit_and_rebuild(service: JobService, trainer: Trainer, **more: Any) -> tuple[JobDescription, Trainer, bytes]:
     """Return the trainer that the driver builds from what the client's trainer has sent."""
-    job = service.client("ann").submit(trainer, data=service.data("train"), **more)
+    job = service.client("ann").submit(trainer, data=Path(service.data("train")), **more)
     job.cancel()
     description = JobDescription.from_json(job.record["description"])
     data = service.files.of(job.id).sent_model.read_bytes()
@@ -294,22 +292,7 @@ def test_exclusions_from_weight_decay_are_refused(variables: dict[str, Any], nam
     assert caught.value.field == "optimizer"
 
 
-def test_an_invalid_url_or_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DISTKERAS_TOKEN", raising=False)
-    with pytest.raises(ConfigurationError, match="url"):
-        Client("ftp://x", "dk_x").submit(make_trainer(), data="/data")
-    with pytest.raises(ConfigurationError, match="token"):
-        Client(NOWHERE).submit(make_trainer(), data="/data")
-
-
 @pytest.mark.parametrize("more", [{"rule": "agn"}, {"hyper_parameters": {"window": 2}}, {"batch_size": 4}])
 def test_a_rule_or_options_next_to_a_trainer_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(DescriptionError, match="the trainer's own"):
         Client(NOWHERE, "dk_x").submit(make_trainer(), data="/data", **more)
-
-
-def test_a_trainer_is_submitted_by_url_and_token(service: JobService, tmp_path: Path) -> None:
-    job = Client(service.url, service.tokens["ben"]).submit(make_trainer(), data=Path(service.data("train")))
-    assert job.record["user"] == "ben"
-    assert json.loads(json.dumps(job.record["description"]))["data"] == service.data("train")
-    job.cancel()

@@ -305,15 +305,6 @@ def test_actions_are_recorded_in_the_audit_log(service: JobService, model: bytes
     assert entries[1]["subject"] == job
 
 
-def test_users_are_added_and_removed(service: JobService) -> None:
-    assert service.post("/users", "admin", {"name": "eve"}).json["role"] == "user"
-    assert service.post("/users", "admin", {"name": "eve"}).status == 409
-    token = service.post("/tokens", "admin", {"user": "eve", "days": 1}).json["token"]
-    assert service.call("GET", "/me", token).json == {"name": "eve", "role": "user"}
-    assert service.call("DELETE", "/users/eve", "admin").status == 204
-    assert service.call("GET", "/me", token).status == 401
-
-
 def test_the_description_covers_every_endpoint_and_is_served(service: JobService) -> None:
     app = create_app(service.services)
     description = service.call("GET", "/openapi.json", prefix="").json
