@@ -79,60 +79,46 @@ class TestEarlyStopping:
         assert harness.stopped == "loss 0.25 has reached 0.25"
         assert harness.callback.evaluations[0] == {"clock": 1, "seconds": 1.5, "loss": 4.0, "mae": 2.0}
 
-    def test_a_target_may_be_reached_from_below(self, replica: KerasReplica) -> None:
-        assert (
-            CallbackHarness(EarlyStopping(NO_FRAME, "val_mae", mode="max", target=3.0), replica).feed(1.0, 2.9, 3.0)
-            == 3
-        )
-
-    @pytest.mark.parametrize(("patience", "stops"), [(1, 3), (2, 6), (3, None)])
-    def test_patience_is_the_number_of_evaluations_without_improvement(
-        self, replica: KerasReplica, patience: int, stops: int | None
+    @pytest.mark.parametrize(
+        ("options", "weights", "stops"),
+        [
+            ({"monitor": "val_mae", "mode": "max", "target": 3.0}, (1.0, 2.9, 3.0), 3),
+            *(({"patience": patience}, (2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8), at) for patience, at in ((1, 3), (2, 6))),
+            ({"patience": 3}, (2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8), None),
+            ({"monitor": "mae", "patience": 2, "min_delta": 0.5}, (2.0, 1.6, 1.5, 1.4), 3),
+            ({"monitor": "mae", "patience": 2, "min_delta": 0.25}, (2.0, 1.6, 1.5, 1.25), None),
+            # The bits of both NaN differ; otherwise it would be the same center.
+            ({"patience": 2}, (math.nan, -math.nan), 2),
+            ({"patience": 2}, (1.0, math.nan, -math.nan), 3),
+            ({"patience": 2, "target": 1.0}, (math.nan, 2.0, math.nan, 1.0), 4),
+        ],
+    )
+    def test_the_job_is_stopped_at_this_evaluation(
+        self, replica: KerasReplica, options: dict[str, Any], weights: tuple[float, ...], stops: int | None
     ) -> None:
-        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=patience), replica)
-        assert harness.feed(2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8) == stops
+        assert CallbackHarness(EarlyStopping(NO_FRAME, **options), replica).feed(*weights) == stops
+
+    @pytest.mark.parametrize(
+        ("restore", "weights", "last", "restored"),
+        [
+            (True, (2.0, 0.5, 1.0), 0.75, 0.5),
+            (True, (2.0, 0.5), 0.25, None),  # the last center is the best
+            (False, (2.0, 0.5), 2.0, None),
+        ],
+    )
+    def test_the_best_center_is_restored_on_request(
+        self, replica: KerasReplica, restore: bool, weights: tuple[float, ...], last: float, restored: float | None
+    ) -> None:
+        harness = CallbackHarness(EarlyStopping(NO_FRAME, restore_best_weights=restore), replica)
+        harness.feed(*weights)
+        assert harness.end(last, 9) == restored
+        best, clock = min((weight**2, clock) for clock, weight in enumerate((*weights, last), 1))
+        assert (harness.callback.best, harness.callback.best_clock) == (best, 9 if clock > len(weights) else clock)
 
     def test_the_reason_names_the_best_value(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
         harness.feed(2.0, 3.0, -3.0)
         assert harness.stopped == "loss has not become better than 4 in 2 evaluations in a row"
-
-    def test_a_smaller_improvement_than_min_delta_does_not_count(self, replica: KerasReplica) -> None:
-        assert (
-            CallbackHarness(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.5), replica).feed(2.0, 1.6, 1.5, 1.4)
-            == 3
-        )
-        assert (
-            CallbackHarness(EarlyStopping(NO_FRAME, "mae", patience=2, min_delta=0.25), replica).feed(
-                2.0, 1.6, 1.5, 1.25
-            )
-            is None
-        )
-
-    def test_nan_is_never_an_improvement(self, replica: KerasReplica) -> None:
-        # The bits of both NaN differ; otherwise it would be the same center.
-        assert CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica).feed(math.nan, -math.nan) == 2
-        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2), replica)
-        assert harness.feed(1.0, math.nan, -math.nan) == 3
-        assert harness.callback.best == 1.0
-        harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=2, target=1.0), replica)
-        assert harness.feed(math.nan, 2.0, math.nan, 1.0) == 4
-
-    def test_the_best_center_is_restored(self, replica: KerasReplica) -> None:
-        harness = CallbackHarness(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
-        harness.feed(2.0, 0.5, 1.0)
-        assert harness.end(0.75, 9) == 0.5
-        assert (harness.callback.best, harness.callback.best_clock) == (0.25, 2)
-
-    def test_the_last_center_may_be_the_best(self, replica: KerasReplica) -> None:
-        harness = CallbackHarness(EarlyStopping(NO_FRAME, restore_best_weights=True), replica)
-        harness.feed(2.0, 0.5)
-        assert harness.end(0.25, 9) is None
-
-    def test_the_last_center_is_kept_without_restore_best_weights(self, replica: KerasReplica) -> None:
-        harness = CallbackHarness(EarlyStopping(NO_FRAME), replica)
-        harness.feed(2.0, 0.5)
-        assert harness.end(2.0, 9) is None
 
     def test_a_center_is_evaluated_once(self, replica: KerasReplica) -> None:
         harness = CallbackHarness(EarlyStopping(NO_FRAME, patience=1), replica)

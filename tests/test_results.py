@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,7 @@ from distkeras.results import JobRecords
 
 
 def records(
-    ranges: tuple[
-        tuple[int, int, int, int],
-        tuple[int, int, int, int],
-        tuple[int, int, int, int],
-        tuple[int, int, int, int],
-        tuple[int, int, int, int],
-        tuple[int, int, int, int],
-    ]
-    | list[tuple[int, int, int, int]],
+    ranges: Sequence[tuple[int, int, int, int]],
     *,
     metrics: tuple[str, ...] = ("loss",),
     gap: float = np.nan,

@@ -73,6 +73,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "monitoring": (True, {"progress": True}, Network()),
 }
 SYNCHRONOUS = [name for name, kind in all_rules().items() if kind().traits.synchronous]
+GRADIENT = [name for name, kind in all_rules().items() if kind().traits.gradient]
 #: Keywords that define the model and the rule.
 OF_MODEL_AND_RULE = {
     "model", "rule", "worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "custom_objects",
@@ -88,7 +89,7 @@ def linear_model() -> keras.Model:
 
 
 def trainer(rule: Any = "downpour", **options: Any) -> Trainer:
-    return Trainer(linear_model(), rule, loss="mse", **grouped(options))
+    return Trainer(rule=rule, **{"model": linear_model(), "loss": "mse"} | grouped(options))
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -128,21 +129,27 @@ def test_an_invalid_resume_is_refused(resume: Any, tmp_path: Path) -> None:
         trainer().train(NO_TABLE, checkpoint=tmp_path, resume=resume)
 
 
-@pytest.mark.parametrize("rate", [0, -1.0, "0.1", True, math.nan])
-def test_an_invalid_learning_rate_of_the_server_is_refused(rate: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^`learning_rate`"):
-        trainer("asgd", learning_rate=rate)
-
-
-@pytest.mark.parametrize("rule", SYNCHRONOUS)
-def test_a_staleness_bound_is_refused_for_a_rule_of_rounds(rule: str) -> None:
-    with pytest.raises(ConfigurationError, match="`staleness_bound`"):
-        trainer(rule, staleness_bound=1)
-
-
-def test_a_rule_of_a_wrong_type_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"^`rule` must be"):
-        trainer(7)
+@pytest.mark.parametrize(
+    ("rule", "options", "text"),
+    [
+        (7, {}, "^`rule` must be"),
+        ("sgd", {}, "`rule` must be one of"),
+        ("downpour", {"loss": None}, "`loss` must be given"),
+        ("downpour", {"model": keras.Sequential([keras.layers.Dense(1)])}, "`model` must be built"),
+        ("aeasgd", {"overlap": True}, "`overlap` must be False"),
+        (
+            make("easgd", early_stopping="2.9"),
+            {"worker_optimizer": keras.optimizers.SGD(momentum=0.9)},
+            "needs the plain step",
+        ),
+        *(("asgd", {"learning_rate": rate}, "^`learning_rate`") for rate in (0, -1.0, "0.1", True, math.nan)),
+        *((rule, {"staleness_bound": 1}, "`staleness_bound`") for rule in SYNCHRONOUS),
+        *((rule, {"worker_optimizer": "adam"}, "`worker_optimizer` must be SGD") for rule in GRADIENT),
+    ],
+)
+def test_what_a_rule_or_a_model_does_not_allow_is_refused(rule: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        trainer(rule, **options)
 
 
 @pytest.mark.parametrize("number", NO_COUNT)
@@ -190,11 +197,6 @@ def test_no_commit_is_skipped_by_default() -> None:
     assert trainer(max_skipped=5).server_settings.max_skipped == 5
 
 
-def test_overlap_is_refused_for_a_rule_that_needs_each_reply() -> None:
-    with pytest.raises(ConfigurationError, match="`overlap` must be False"):
-        trainer("aeasgd", overlap=True)
-
-
 def test_names_of_keras_mean_the_trainers_own() -> None:
     of_keras = Trainer(linear_model(), loss="mse", epochs=3, optimizer="adam", verbose=0)
     own = Trainer(
@@ -230,33 +232,6 @@ def test_what_a_trainer_is_asked_for_as_a_model_names_what_there_is() -> None:
     assert not {"recipe", "outcome", "settings", "model_file"} & set(dir(trainer))
     assert repr(trainer).startswith("Trainer: model=")
     assert "rule</th>" in trainer._repr_html_()
-
-
-def test_a_missing_loss_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="`loss` must be given"):
-        Trainer(linear_model(), "downpour")
-
-
-def test_an_unbuilt_model_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="`model` must be built"):
-        Trainer(keras.Sequential([keras.layers.Dense(1)]), "downpour", loss="mse")
-
-
-def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="`rule` must be one of"):
-        trainer("sgd")
-
-
-@pytest.mark.parametrize("name", [name for name, kind in all_rules().items() if kind().traits.gradient])
-def test_a_gradient_rule_refuses_adam(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="`worker_optimizer` must be SGD"):
-        trainer(name, worker_optimizer="adam")
-
-
-def test_a_rule_that_needs_the_plain_step_refuses_momentum() -> None:
-    rule, momentum = make("easgd", early_stopping="2.9"), keras.optimizers.SGD(momentum=0.9)
-    with pytest.raises(ConfigurationError, match="needs the plain step"):
-        trainer(rule, worker_optimizer=momentum)
 
 
 def test_an_error_names_the_argument_of_a_dist_keras_class() -> None:

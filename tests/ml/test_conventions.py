@@ -144,11 +144,6 @@ class TestSearches:
         with pytest.raises(KeyboardInterrupt, match=r"A fit keeps its weights only in a `checkpoint`\.$"):
             estimator().fit(df)
 
-    @pytest.mark.parametrize("rate", [0, -1, float("nan"), "fast"])
-    def test_an_invalid_rate_is_refused(self, rate: Any) -> None:
-        with pytest.raises(ConfigurationError, match="`worker_learning_rate`"):
-            estimator(worker_learning_rate=rate)
-
 
 class TestParams:
     def test_the_signature_has_each_keyword_once(self) -> None:
@@ -164,35 +159,20 @@ class TestParams:
             assert inspect.getdoc(getattr(made, f"get{name}")), param.name
             assert inspect.getdoc(getattr(made, f"set{name}")), param.name
 
-    def test_setters_set_and_return_the_estimator(self) -> None:
-        untyped: Any = estimator()
-        made = untyped.setNumEpoch(3).setBatchSize(7).setWorkerLearningRate(0.5).setFeaturesCol(["a", "b"])
-        assert (made.getNumEpoch(), made.getBatchSize(), made.getWorkerLearningRate()) == (3, 7, 0.5)
-        assert made.setBatchSize(None).getBatchSize() == 32
-        with pytest.raises(ConfigurationError, match="`batch_size`"):
-            made.setBatchSize(0)
-
     @pytest.mark.parametrize(
         ("wrong", "meant"),
         [
             ("batchSize", "batch_size"),
             ("inputCols", "features_col"),
-            ("labelCol", None),
+            ("qqqqqqqq", None),
             ("predction_col", "prediction_col"),
             ("numWorkers", "num_workers"),
         ],
     )
     def test_the_error_for_a_wrong_keyword_suggests_a_similar_one(self, wrong: str, meant: str | None) -> None:
-        if meant is None:
-            estimator(**{wrong: "label"})
-            return
-        with pytest.raises(ConfigurationError, match=f"Did you mean `{meant}`"):
+        with pytest.raises(ConfigurationError, match=f"Did you mean `{meant}`" if meant else None) as caught:
             estimator(**{wrong: 1})
-
-    def test_the_error_for_an_unrelated_keyword_suggests_none(self) -> None:
-        with pytest.raises(ConfigurationError) as caught:
-            estimator(qqqqqqqq=1)
-        assert "Did you mean" not in str(caught.value)
+        assert ("Did you mean" in str(caught.value)) == (meant is not None)
 
     def test_a_star_import_includes_the_predictor(self) -> None:
         names: dict[str, Any] = {}
@@ -245,11 +225,6 @@ class TestClassifiers:
             np.testing.assert_array_equal(found, expected)
             assert len(set(expected)) == 1 or 0.0 not in thresholds
 
-    @pytest.mark.parametrize("thresholds", [[0.5], [0.0, 0.0], [-1.0, 1.0], [0.5, float("nan")], "half"])
-    def test_invalid_thresholds_are_refused(self, thresholds: Any) -> None:
-        with pytest.raises(ConfigurationError, match="`thresholds`"):
-            estimator(thresholds=thresholds)
-
     def test_the_number_of_thresholds_must_be_that_of_classes(self, df: DataFrame) -> None:
         model: Any = fixed([[1.0, 0.0], [0.0, 1.0]], SPARSE, "softmax")
         model.setThresholds([0.1, 0.2, 0.3])
@@ -265,12 +240,6 @@ class TestClassifiers:
         assert (binary.numClasses, binary.numFeatures) == (2, 2)
         with pytest.raises(ConfigurationError, match="numClasses"):
             fixed([[1.0]] * 2, "mse", None).numClasses  # noqa: B018 - it raises
-
-    def test_a_fitted_model_has_its_estimator_as_parent(self, df: DataFrame) -> None:
-        made = estimator()
-        fitted = made.fit(df)
-        assert fitted.parent is made
-        assert fitted.uid == made.uid
 
     @pytest.mark.parametrize(
         ("kernel", "loss", "activation"),

@@ -74,12 +74,15 @@ class TestParams:
                 assert made.value(keyword) == parameter.default, keyword
 
     def test_setters_of_spark_and_keywords_set_the_same_values(self) -> None:
-        made: Any = estimator(features_col=["a", "b"], sample_weight_col="weight")
+        made: Any = estimator(features_col=["a", "b"], sample_weight_col="weight", labelCol="label")
         assert (made.value("features_col"), made.getWeightCol()) == (["a", "b"], "weight")
         made.setFeaturesCol("features").setSeed(7).setParams(batch_size=64)
         assert (made.value("features_col"), made.value("seed"), made.value("batch_size")) == ("features", 7, 64)
-        made.setParams(batch_size=None)
-        assert made.value("batch_size") == 32
+        made.setNumEpoch(3).setWorkerLearningRate(0.5)
+        assert (made.getNumEpoch(), made.getBatchSize(), made.getWorkerLearningRate()) == (3, 64, 0.5)
+        assert made.setBatchSize(None).getBatchSize() == 32
+        with pytest.raises(ConfigurationError, match="`batch_size`"):
+            made.setBatchSize(0)
 
     def test_explain_params_shows_the_trainers_docstring(self) -> None:
         text = estimator(batch_size=64).explainParams()
@@ -99,6 +102,15 @@ class TestParams:
             ({"resume": "no"}, "resume"),
             ({"prediction_batch_size": True}, "prediction_batch_size"),
             ({"max_skipped": -1}, "max_skipped"),
+            *(({"worker_learning_rate": rate}, "`worker_learning_rate`") for rate in (0, -1, float("nan"), "fast")),
+            *(
+                ({"thresholds": given}, "`thresholds`")
+                for given in ([0.5], [0.0, 0.0], [-1.0, 1.0], [0.5, float("nan")], "half")
+            ),
+            *(
+                ({f"validation_every_{unit}": 0}, f"`validation_every_{unit}`")
+                for unit in ("epochs", "seconds", "commits")
+            ),
         ],
     )
     def test_an_invalid_value_is_refused_when_it_is_set(self, keywords: dict[str, Any], name: str) -> None:
@@ -113,7 +125,10 @@ class TestParams:
 
 class TestFit:
     def test_a_classifier_has_classes_probabilities_and_scores(self, df: DataFrame) -> None:
-        fitted = estimator().fit(df)
+        made = estimator()
+        fitted = made.fit(df)
+        assert fitted.parent is made
+        assert fitted.uid == made.uid
         out = fitted.transform(df)
         expected = outputs(fitted, df)
         assert out.columns == [*df.columns, "prediction", "rawPrediction", "probability"]

@@ -109,12 +109,6 @@ def test_points_may_be_set_by_commits(df: DataFrame, tmp_path: Path) -> None:
     assert len(clocks) <= 1 + commits // 10  # a center may be pulled some commits late
 
 
-@pytest.mark.parametrize("option", ["validation_every_epochs", "validation_every_seconds", "validation_every_commits"])
-def test_an_invalid_interval_of_points_is_refused(option: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"`{option}`"):
-        estimator(**{option: 0})
-
-
 @pytest.mark.slow
 def test_a_metric_that_does_not_add_up_is_computed_from_a_sample(
     df: DataFrame, caplog: pytest.LogCaptureFixture

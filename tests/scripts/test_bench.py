@@ -212,13 +212,6 @@ def test_a_row_without_a_processor_was_measured_on_the_file_s(tmp_path: Path) ->
     assert [one.processor for one in load(path)[1]] == ["another", "this one"]
 
 
-def test_an_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--section", "everything"])
-    assert stopped.value.code == 2
-    assert "'ps'" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_real_servers_and_clients_are_measured() -> None:
     with rig(((3, 5), (5,)), 3, rule="dana_dc") as built:

@@ -229,14 +229,3 @@ def test_the_report_in_the_docs_follows_from_its_figures(tmp_path: Path) -> None
     assert command.main(["--redraw", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "README.md").read_text() == (committed / "README.md").read_text()
     assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in committed.glob("*.png")}
-
-
-def test_an_unknown_claim_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        command.main(["--only", "p=np"])
-    assert stopped.value.code == 2
-    assert "throughput" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
