@@ -16,6 +16,8 @@ from urllib.parse import parse_qs, unquote
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from support.patience import patience
+
 #: The environment of a client: moto accepts any key.
 CLIENT = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 
@@ -92,7 +94,7 @@ class Silent(Fault):
         self.end = self._over.set
 
     def strike(self, environ: Environ, start: Start, app: App) -> Iterable[bytes]:
-        self._over.wait(60)
+        self._over.wait(patience(60))
         raise _closed(environ)
 
 
