@@ -154,7 +154,7 @@ class TomlArgumentParser(SuggestingParser):
             flag = option.option_strings[0]
             if option.type is _class_weight and value == BALANCED:
                 yield from [flag, BALANCED]
-            elif option.type in (_pair, _class_weight):
+            elif option.type in (name_and_value, _class_weight):
                 if not isinstance(value, Mapping):
                     raise ConfigurationError(f"`{key}` in {path} must be a table. Received: {key}={value!r}")
                 texts = [f"{name}={json.dumps(part, default=str)}" for name, part in value.items()]
@@ -183,7 +183,8 @@ def _read_toml(path: str) -> dict[str, Any]:
         raise ConfigurationError(f"`--config` must be a TOML file. Received: --config {path}: {error}") from error
 
 
-def _pair(text: str) -> tuple[str, str]:
+def name_and_value(text: str) -> tuple[str, str]:
+    """Return the parts of NAME=VALUE; an error of argparse for another text."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE. Received: {text!r}")
@@ -191,7 +192,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _class_weight(text: str) -> tuple[str, str]:
-    return (BALANCED, "") if text == BALANCED else _pair(text)
+    return (BALANCED, "") if text == BALANCED else name_and_value(text)
 
 
 def columns_of(texts: Sequence[str], *, optional: bool = False) -> Any:
@@ -212,7 +213,13 @@ def values_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 #: A flag and its opposite; NAME=VALUE pairs, any number of times.
 SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-PAIRS: dict[str, Any] = {"nargs": "+", "action": "extend", "type": _pair, "default": [], "metavar": "NAME=VALUE"}
+PAIRS: dict[str, Any] = {
+    "nargs": "+",
+    "action": "extend",
+    "type": name_and_value,
+    "default": [],
+    "metavar": "NAME=VALUE",
+}
 
 #: Columns in the model's order; or NAME=COLUMN for each of its inputs or outputs.
 COLUMNS: dict[str, Any] = {"nargs": "+", "metavar": "COLUMN"}

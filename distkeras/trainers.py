@@ -312,8 +312,6 @@ def _as_one_or_list(names: Any) -> Any:
 class AsynchronousDistributedTrainer(DistributedTrainer):
     """The base of dist-keras' asynchronous trainers; it was abstract."""
 
-    positional = _DISTRIBUTED | _LAST
-
 
 class DOWNPOUR(AsynchronousDistributedTrainer):
     """`Trainer` under `rules.downpour.Downpour`. The window is 5, as in dist-keras."""

@@ -18,6 +18,7 @@ from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
+from distkeras.flags import name_and_value
 from distkeras.job_server.client import is_loopback
 from distkeras.job_server.runner.files import JobFiles
 from distkeras.job_server.runner.processes import machine_memory
@@ -50,7 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--data", **several, metavar="PLACE", type=_place, help="folder or URI that jobs may read; repeatable")
     add("--output", **several, metavar="PLACE", type=_place, help="one that predict jobs may write to; repeatable")
     add("--master", default="local[*,4]", help="Spark's master (default: %(default)s)")
-    add("--conf", **several, dest="config", metavar="NAME=VALUE", type=_pair, help="Spark setting; repeatable")
+    add("--conf", **several, dest="config", metavar="NAME=VALUE", type=name_and_value, help="Spark setting; repeatable")
     add("--mlflow", metavar="URI", help="tracking URI of MLflow, to which every training job logs")
     add("--slots", type=int, default=1, help="number of jobs that run at a time (default: %(default)s)")
     add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
@@ -98,13 +99,6 @@ def _times(unit: int, kind: type[float] = float) -> Callable[[str], float]:
 def _place(text: str) -> str:
     """Return a place with an absolute path, which does not depend on a process' working directory."""
     return text if "://" in text else str(Path(text).absolute())
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise argparse.ArgumentTypeError(f"it must be NAME=VALUE. Received: {text}")
-    return name, value
 
 
 class JobServer:
