@@ -98,13 +98,16 @@ def test_axe_finds_nothing(
     assert width <= viewport["width"], "nothing is cut off at the side"
 
 
-def test_a_page_without_a_job_states_that(visit: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_page_without_a_job_states_that_and_one_without_values_has_no_chart(
+    visit: Callable[..., Any], tmp_path: Path
+) -> None:
     with Live(tmp_path, [RecordedJob(2, seconds=5.0)]) as live:
         page = visit(live.dashboard.url)
         page.get_by_text("No job yet").wait_for()
         assert violations(page) == []
         live.begin()
         page.locator("progress").wait_for()
+        require_count(page, "figure.plot:visible", 0)  # no chart has values yet
 
 
 def test_new_data_is_shown(visit: Callable[..., Any], tmp_path: Path) -> None:
@@ -274,14 +277,6 @@ def test_a_chart_can_be_zoomed_and_reset(visit: Callable[..., Any], tmp_path: Pa
         assert page.evaluate("document.activeElement.textContent") == "Zoom in"
         assert reader.get_attribute("min") == "0"
         assert int(reader.get_attribute("max")) > last
-
-
-def test_a_chart_without_values_is_hidden(visit: Callable[..., Any], tmp_path: Path) -> None:
-    with Live(tmp_path, [RecordedJob(2, seconds=5.0)]) as live:
-        page = visit(live.dashboard.url)
-        live.begin()
-        page.locator("progress").wait_for()
-        require_count(page, "figure.plot:visible", 0)
 
 
 @pytest.mark.parametrize("axis", ["commits", "samples"])

@@ -10,6 +10,7 @@ import pytest
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import DataFrame, SparkSession
+from support.training.spark_jobs import column
 
 from distkeras import Callback, EarlyStopping, KerasEstimator, KerasModel
 
@@ -31,11 +32,6 @@ def linear(*layers: keras.Layer, units: int = 1) -> keras.Model:
 def estimator(model: keras.Model, **keywords: Any) -> KerasEstimator:
     given = {"loss": "mse", "label_col": "target", "num_workers": 1, "worker_optimizer": keras.optimizers.SGD(0.1)}
     return KerasEstimator(model, "downpour", **given | keywords)
-
-
-def column(df: DataFrame, name: str) -> np.ndarray:
-    values = [row[name] for row in df.orderBy("id").select(name).collect()]
-    return np.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
 
 
 class TestColumns:

@@ -17,6 +17,7 @@ from pyspark.ml.param import Param
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit, TrainValidationSplitModel
 from pyspark.sql import DataFrame, SparkSession
 from support.present import present
+from support.training.spark_jobs import column
 
 from distkeras import KerasEstimator, KerasModel, Trainer, rules
 from distkeras.ml.model import one_row
@@ -50,11 +51,6 @@ def fixed(kernel: list[list[float]], loss: str, activation: str | None) -> Keras
     model.set_weights([np.array(kernel), np.zeros(len(kernel[0]))])
     model.compile(loss=loss)
     return KerasModel(model)
-
-
-def column(df: DataFrame, name: str) -> np.ndarray:
-    values = [row[name] for row in df.orderBy("id").select(name).collect()]
-    return np.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
 
 
 class TestSearches:

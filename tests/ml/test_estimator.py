@@ -17,6 +17,7 @@ from pyspark.ml.feature import VectorAssembler
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from support.training.spark_jobs import column
 
 from distkeras import AGN, Checkpoint, Executors, KerasEstimator, KerasModel, Trainer, rules, schedules
 from distkeras.ml.params import SPARK_NAMES
@@ -52,11 +53,6 @@ def estimator(model: keras.Model | None = None, **keywords: Any) -> KerasEstimat
 def outputs(model: KerasModel, df: DataFrame) -> np.ndarray:
     rows = df.orderBy("id").select("a", "b").collect()
     return np.asarray(model.keras_model.predict(np.array(rows, np.float32), verbose=0))
-
-
-def column(df: DataFrame, name: str) -> np.ndarray:
-    values = [row[name] for row in df.orderBy("id").select(name).collect()]
-    return np.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
 
 
 class TestParams:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -15,7 +14,6 @@ from types import ModuleType
 
 import keras
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
@@ -54,13 +52,6 @@ def test_train_prints_nothing_but_its_log_and_report(files: Path, tmp_path: Path
     trained = run(command(files, "--out", "out", "--epochs", "2"), tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert all(LINE.match(line) for line in trained.stderr.splitlines()), trained.stderr
-    history = pq.read_table(tmp_path / "out" / "history.parquet").to_pandas()
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert [row["epoch"] for row in summary["epochs"]] == [1, 2]
-    for row, (_, part) in zip(summary["epochs"], history.groupby("epoch"), strict=True):
-        assert row["samples"] == part["samples"].sum() == 2000
-        assert row["loss"] == pytest.approx(np.average(part["loss"], weights=part["samples"]))
-        assert row["accuracy"] == pytest.approx(np.average(part["accuracy"], weights=part["samples"]))
     first, head, *rows, last = trained.stdout.splitlines()
     assert first.startswith("agn: 4,000 samples and ")
     assert head.split() == ["epoch", "samples", "loss", "accuracy"]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import keras
 import numpy as np
 import pyarrow.parquet as pq
-import pyspark
 import pytest
-from support.patience import patience
-from support.programs import environment
+from support.programs import spark_submit
 
 from distkeras.data.datasets import write_parquet
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "score.py"
-SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 X = np.random.default_rng(0).random((50, 4)).astype(np.float32)
 
 
@@ -34,17 +30,6 @@ def model() -> keras.Model:
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
     made.compile("sgd", "sparse_categorical_crossentropy")
     return made
-
-
-def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SUBMIT, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false", SCRIPT, *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(240),
-    )
 
 
 def test_every_parameter_of_the_model_is_a_flag_or_excluded(score: ModuleType) -> None:
@@ -85,18 +70,18 @@ def test_rows_are_scored_as_a_batch_and_as_a_stream(tmp_path: Path) -> None:
     (tmp_path / "arriving").mkdir()
     add_file(tmp_path, slice(0, 30))
     common = ("--data", "arriving", "--model", "model.keras", "--prediction", "class")
-    done = submit(tmp_path, *common, "--out", "scored", "--raw-prediction", "")
+    done = spark_submit(tmp_path, SCRIPT, *common, "--out", "scored", "--raw-prediction", "")
     assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "scored").sort_by("label")
     assert rows.column_names == ["features", "label", "class", "probability"]
     assert rows["class"].to_pylist() == expected[:30].argmax(axis=1).tolist()
-    assert submit(tmp_path, *common, "--out", "scored").returncode == 2  # The output exists.
+    assert spark_submit(tmp_path, SCRIPT, *common, "--out", "scored").returncode == 2  # The output exists.
 
     stream = (*common, "--out", "streamed", "--stream", "--checkpoint", "progress")
     for call in range(2):
         if call:
             add_file(tmp_path, slice(30, 50))
-        done = submit(tmp_path, *stream)
+        done = spark_submit(tmp_path, SCRIPT, *stream)
         assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "streamed").sort_by("label")
     assert rows["label"].to_pylist() == list(range(50))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
-from support.patience import patience
-from support.programs import environment
+from support.programs import spark_submit
 
 from distkeras import Trainer, __version__
 from distkeras.commands import console
@@ -30,9 +27,8 @@ from distkeras.settings import DEFAULT_RULE, options_of
 pytestmark = pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
-SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 #: The option that the guide recommends; `training/test_cluster` trains without it.
-WARM = ("--conf", "spark.python.daemon.module=distkeras.spark.daemon")
+WARM = "spark.python.daemon.module=distkeras.spark.daemon"
 LOSS = "sparse_categorical_crossentropy"
 ROWS = 300
 
@@ -54,17 +50,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def needed(files: Path, *more: str) -> list[str]:
     """Return the required options, followed by ``more``."""
     return ["--data", str(files / "data.parquet"), "--model", str(files / "model.keras"), "--out", "out", *more]
-
-
-def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SUBMIT, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false", *WARM, SCRIPT, *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(240),
-    )
 
 
 # ---- options
@@ -396,14 +381,15 @@ def test_a_job_writes_its_model_its_tables_and_a_report(
 @pytest.mark.slow
 def test_spark_submit_runs_a_job(files: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = submit(tmp_path, *words_of_a_job(files, tmp_path, out))
+    done = spark_submit(tmp_path, SCRIPT, *words_of_a_job(files, tmp_path, out), conf=WARM)
     assert done.returncode == 0, done.stderr[-5000:]
     check_job(out, done.stdout)
 
 
 @pytest.mark.slow
 def test_spark_submit_passes_an_error_on(files: Path, tmp_path: Path) -> None:
-    done = submit(tmp_path, *needed(files, "--rule", "agn", "--loss", LOSS, "--workers", "2", "--features", "pixels"))
+    words = needed(files, "--rule", "agn", "--loss", LOSS, "--workers", "2", "--features", "pixels")
+    done = spark_submit(tmp_path, SCRIPT, *words, conf=WARM)
     assert done.returncode == 2
     # spark-submit sends a script's standard error to standard output.
     printed = (done.stdout + done.stderr).splitlines()

@@ -34,6 +34,22 @@ def output_of(*arguments: object, seconds: float = 60, cwd: Path | None = None, 
     return done.stdout
 
 
+def spark_submit(folder: Path, script: Path, *arguments: str, conf: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a script by spark-submit in ``folder``, on two local workers."""
+    import pyspark
+
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    options = ["--master", "local[2,4]", "--conf", "spark.ui.enabled=false", *(("--conf", conf) if conf else ())]
+    return subprocess.run(
+        [submit, *options, script, *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=patience(240),
+    )
+
+
 def without_frames_of_java(text: str) -> str:
     """Return the end of what a program with a Java virtual machine has printed."""
     lines = [line for line in text.splitlines() if not re.match(r"\s*at |\d\d/.* (WARN|ERROR) ", line)]

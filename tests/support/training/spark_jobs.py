@@ -61,6 +61,12 @@ def table(spark: SparkSession, x: np.ndarray, y: np.ndarray) -> DataFrame:
     return spark.createDataFrame(list(zip(x.tolist(), y.tolist(), strict=True)), f"features array<float>, label {kind}")
 
 
+def column(df: DataFrame, name: str) -> np.ndarray:
+    """Return a column of numbers, arrays or vectors, in the order of the column ``id``."""
+    values = [row[name] for row in df.orderBy("id").select(name).collect()]
+    return np.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
+
+
 def blobs(rows: int = 256, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return two distant clouds of points in the plane: ``(rows, 2)`` float32, and int32 classes."""
     rng = np.random.default_rng(seed)
