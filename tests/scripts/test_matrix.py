@@ -14,6 +14,7 @@ from support.present import present
 
 from distkeras.keras_model.archive import BACKENDS
 
+MATRIX = ROOT / "docs" / "matrix.json"
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 OTHER = "2.7"
 
@@ -38,9 +39,15 @@ class TestEnvironments:
         assert len({one.name for one in ENVIRONMENTS}) == len(ENVIRONMENTS)
 
     def test_each_environment_has_been_run(self) -> None:
-        rows = command.load(ROOT / "docs" / "matrix.json")
+        rows = command.load(MATRIX)
         assert [row.environment for row in rows] == [one.name for one in ENVIRONMENTS]
         assert all(row.good for row in rows)
+
+    def test_the_oldest_environment_has_the_lowest_versions(self) -> None:
+        lowest_of = dict(pin.split("==") for pin in lowest(metadata()["dependencies"]))
+        (row,) = (row for row, one in zip(command.load(MATRIX), ENVIRONMENTS, strict=True) if one.oldest)
+        for name, version in present(row.versions).items():
+            assert f"{version}.".startswith(f"{lowest_of[name]}."), name
 
     def test_the_paths_of_the_core_exist(self) -> None:
         assert not [path for path in CORE if not (ROOT / path).exists()]
