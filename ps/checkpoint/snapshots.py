@@ -196,8 +196,6 @@ class SnapshotDirectory:
             epoch, after, attempt, place: see `Ownership.write`.
         """
         patience = _PATIENCE_WITHIN_JOB if epoch else PATIENCE if fresh else _PATIENCE_TO_RESUME
-        if not epoch:
-            self._retry_unreachable(self._store.check, patience)
         names = self._listed(patience)
         if attempt is not None and not epoch:
             self._require_first(names)
