@@ -116,8 +116,16 @@ _NAMES = {
     "distkeras.settings": ("Executors", "Monitoring", "Network"),
     "distkeras.trainer": ("Trainer",),
     "distkeras.trainers": (
-        *("ADAG", "AEASGD", "AGN", "DOWNPOUR", "EAMSGD", "EASGD"),
-        *("AveragingTrainer", "DynSGD", "EnsembleTrainer", "SingleTrainer"),
+        "ADAG",
+        "AEASGD",
+        "AGN",
+        "DOWNPOUR",
+        "EAMSGD",
+        "EASGD",
+        "AveragingTrainer",
+        "DynSGD",
+        "EnsembleTrainer",
+        "SingleTrainer",
     ),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

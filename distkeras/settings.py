@@ -40,8 +40,17 @@ DEFAULT_RULE_FOR_ROWS = make("delay_adaptive", window=AUTO, threshold=4)
 
 #: Settings of where and how a job runs, with which it learns neither more nor less.
 _OPERATIONAL = {
-    *("deadlines", "checkpoint", "max_body", "host", "port", "progress", "log_every", "stall_after"),
-    *("decode", "resources", "shared_memory"),
+    "deadlines",
+    "checkpoint",
+    "max_body",
+    "host",
+    "port",
+    "progress",
+    "log_every",
+    "stall_after",
+    "decode",
+    "resources",
+    "shared_memory",
 }
 
 

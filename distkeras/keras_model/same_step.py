@@ -178,7 +178,7 @@ def _their_step(given: GivenModel, rebuilt: keras.Model, batch: Batch, *, nudged
         if nudged:
             _nudge(given.model.trainable_variables)
         model = given.compiled()
-        _copy(model.optimizer.variables, model.optimizer.variables)
+        _copy(model.optimizer.variables, model.optimizer.variables)  # the user may hold their arrays
         outputs = _outputs(model, batch.x)
         logs = {name: np.asarray(value, np.float64) for name, value in _fit(model, batch).items()}
         names = [weight.path for weight in rebuilt.weights]

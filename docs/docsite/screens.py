@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from support.training.recorded_job import RecordedJob, record_of
 
-from distkeras.dashboard.dashboard import saved_page
+from distkeras.dashboard.page import saved_page
 from distkeras.dashboard.watch import Journal, read_since
 
 #: Scrolls to an element.

@@ -12,7 +12,7 @@ import pytest
 from support.browser import DESKTOP, PHONE, colored, violations
 from support.training.recorded_job import BEGAN, RecordedJob, record_of
 
-from distkeras.dashboard.dashboard import saved_page
+from distkeras.dashboard.page import saved_page
 from distkeras.dashboard.record import CurrentStatus, JobRecord
 from distkeras.dashboard.watch import Journal, read_since
 from distkeras.ps.events import Event

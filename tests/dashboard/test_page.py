@@ -8,10 +8,11 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
-from distkeras.dashboard.dashboard import live_page, saved_page, server_page
+from distkeras.dashboard.page import live_page, saved_page, server_page
 from distkeras.dashboard.watch import Entry
 
 EVIL = "</script><script>alert(1)</script><!--<script> & \u2028 \"' <img src=x onerror=alert(1)>"
@@ -114,3 +115,8 @@ def test_the_library_s_license_is_in_its_folder() -> None:
     text = (STATIC / "uPlot.LICENSE").read_text(encoding="utf-8")
     assert "MIT License" in text
     assert "Leon Sorokin" in text
+
+
+def test_the_files_are_package_data(tmp_path: Path) -> None:
+    """The files are read as a package's data, so they are also found in a zip."""
+    assert {"page.css", "page.js", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE"} <= set(names())

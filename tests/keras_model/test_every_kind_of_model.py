@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,17 +19,22 @@ import pytest
 from keras import layers
 from support.draws import models, parts
 from support.draws.compare import keras_error, outcome
-from support.draws.jobs import Job, all_rules, drawn
+from support.draws.jobs import Job, all_rules, configured, drawn, prepared
 from support.draws.layers import LAYERS, REASONS
+from support.draws.refusals import is_refused
 
+from distkeras import private_keras
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.errors import ConfigurationError
 
 #: Jobs in all parts without `--pairs`: by default, and in the slow tests.
 FEW, MANY = 5, 400
 PARTS = 4
+#: Models that are loaded in two ways by default.
+LOADED = 16
 #: Those that XLA compiles.
 IN_XLA = 24
 #: Outcomes of a job that are right.
@@ -125,6 +131,38 @@ def test_one_worker_trains_as_keras_does_by_xla(monkeypatch: pytest.MonkeyPatch)
         if name not in ("run_eagerly", "no jit_compile"):
             monkeypatch.setitem(options, "jit_compile", True)
     require_equal(range(IN_XLA))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # the same
+@pytest.mark.parametrize("number", [LOADED, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_model_that_is_loaded_without_initializers_is_the_same(number: int, tmp_path: Path) -> None:
+    """As workers on JAX load it, on each backend: all variables, also those that no file has."""
+    path = tmp_path / "model.keras"
+
+    def load() -> keras.Model:
+        keras.utils.set_random_seed(0)  # of generators without a seed
+        model: keras.Model = keras.saving.load_model(path, compile=False, safe_mode=False)
+        return model
+
+    compared = 0
+    for job in (job for job in map(drawn, range(number)) if not is_refused(job)):
+        with configured(models.SETTINGS_OF_KERAS[job.keras]):
+            try:
+                model = prepared(job).built.model
+            except Exception:  # noqa: BLE001 - Keras and its backends raise errors of any class
+                continue
+            path.write_bytes(archive.to_bytes(model, plain=True))
+            expected, found = values_of(load()), values_of(private_keras.without_initializers(load))
+        assert found.keys() == expected.keys(), job
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=f"{job}: {name}")
+        compared += 1
+    assert compared > 0.4 * number
+
+
+def values_of(model: keras.Model) -> dict[str, np.ndarray]:
+    variables = {id(one): one for layer in private_keras.all_layers(model) for one in layer.variables}
+    return {f"{place} {one.name}": numpy_value(one) for place, one in enumerate(variables.values())}
 
 
 #: Jobs whose results once differed without a word, or that were refused without need; the first `QUICK` by default.

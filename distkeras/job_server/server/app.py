@@ -27,7 +27,7 @@ from waitress.server import create_server
 from werkzeug.exceptions import HTTPException
 
 import distkeras
-from distkeras.dashboard.dashboard import server_page
+from distkeras.dashboard.page import server_page
 from distkeras.job_server.description import DESCRIPTION_BYTES_MAX, description_error, json_of
 from distkeras.job_server.errors import (
     DescriptionError,

@@ -14,7 +14,7 @@ from flask_openapi3.blueprint import APIBlueprint
 from flask_openapi3.models.file import FileStorage
 from pydantic import BaseModel, Field, create_model
 
-from distkeras.dashboard.dashboard import saved_page
+from distkeras.dashboard.page import saved_page
 from distkeras.dashboard.watch import STREAM_TYPE, as_events, read_since
 from distkeras.job_server.description import (
     Description,
