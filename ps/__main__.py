@@ -121,12 +121,20 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _checked(request: StartRequest) -> StartRequest:
+    if request.settings.checkpoint is not None:
+        request.settings.checkpoint.check()
+    return request
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     link = DriverLink(sys.stdin.fileno(), arguments.driver) if arguments.command == "child" else None
     _log_to_standard_error(link is not None)
     if link is None:
         return serve(
-            lambda: request_from(arguments), _send_report, lambda server: _until_interrupted(arguments.lifetime, server)
+            lambda: _checked(request_from(arguments)),
+            _send_report,
+            lambda server: _until_interrupted(arguments.lifetime, server),
         )
     return serve(
         lambda: _request_of(link),

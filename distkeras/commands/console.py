@@ -10,14 +10,14 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from distkeras import chatter
 from distkeras.flags import SWITCH, TomlArgumentParser
 from distkeras.keras_model import archive
 from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
-from distkeras.ps.world.files import is_uri
+from distkeras.ps.world.files import located
 from distkeras.spark.failures import innermost
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def file_system(uri: str) -> tuple[Any, str]:
     """Return the file system of a path or URI, one of Arrow's, and the path in it."""
     from pyarrow import fs
 
-    located: tuple[Any, str] = fs.FileSystem.from_uri(uri if is_uri(uri) else Path(uri).absolute().as_uri())
-    return located
+    system, path = located(uri)
+    return system or fs.LocalFileSystem(), path
 
 
 def load_model(uri: str) -> keras.Model:

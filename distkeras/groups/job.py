@@ -42,7 +42,7 @@ from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.checkpoint.state import rule_json
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, EmptyDataError, LedgerError, Origin
 from distkeras.ps.rules import Rule
-from distkeras.ps.world.files import absolute
+from distkeras.ps.world.files import absolute, below
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkAction, SparkFacts, require_no_pattern
 from distkeras.spark.failures import typed_error
@@ -244,7 +244,7 @@ class GroupJob:
         from pyspark.errors import PySparkException
 
         folder = self._folder
-        place = spark_path(self._session, f"{folder.uri}/{folder.run}/{name}")
+        place = spark_path(self._session, below(folder.uri, f"{folder.run}/{name}"))
 
         def write() -> list[Any]:
             write_groups(groups, self._plan.by, place)

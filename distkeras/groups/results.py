@@ -72,7 +72,7 @@ class WeightsById:
 
     def _file(self, name: str) -> pq.ParquetFile:
         if name not in self._files:
-            data = b"".join(read_pieces(f"{self._stored.uri}/{name}"))
+            data = b"".join(read_pieces(self._stored.uri, name))
             self._files[name] = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
             if len(self._files) > _OPEN_MAX:
                 self._files.popitem(last=False)

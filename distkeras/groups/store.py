@@ -24,14 +24,13 @@ import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkeras.data.schema import quoted
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.store import Store, require_same_job
 from distkeras.ps.errors import ConfigurationError, SnapshotError
-from distkeras.ps.world.files import Files, open_files, write_whole
+from distkeras.ps.world.files import Files, below, located, open_files, write_whole
 from distkeras.spark.cluster import context_of, hadoop_path
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ class StoredGroups:
             return session.createDataFrame([], schema)
         try:
             reader = session.read.schema(schema).option("__globPaths__", "false")
-            table = reader.parquet(*(spark_path(session, f"{self.uri}/{name}") for name in self.files))
+            table = reader.parquet(*(spark_path(session, below(self.uri, name)) for name in self.files))
         except PySparkException as error:
             raise SnapshotError(f"the trained groups in {self.uri!r} cannot be read: {error}") from error
         damaged = F.raise_error(F.lit(_named(SnapshotError, f"the trained groups in {self.uri!r} are damaged")))
@@ -189,50 +188,46 @@ def spark_path(session: SparkSession, uri: str) -> str:
     return uri if context_of(session) is None else hadoop_path(session, uri, "path")
 
 
-def _files(uri: str, *, create: bool) -> Files:
-    return open_files(uri.replace("s3a://", "s3://", 1), create=create)
-
-
-def read_pieces(path: str) -> Iterator[bytes]:
-    """Yield the bytes of a file, in pieces; raise OSError if that fails."""
-    uri, _, name = path.rpartition("/")
-    yield from _files(uri, create=False).read(name)
+def read_pieces(uri: str, name: str) -> Iterator[bytes]:
+    """Yield the bytes of a file below a folder, in pieces; raise OSError if that fails."""
+    yield from open_files(uri, create=False).read(name)
 
 
 def folder(uri: str) -> Files:
     """Return a folder to write to, which is created if it does not exist; raise SnapshotError if that fails."""
     try:
-        return _files(uri, create=True)
+        return open_files(uri, create=True)
     except OSError as error:
         raise SnapshotError(f"`path` must be a folder that can be written to. Received: {uri!r}: {error}") from error
 
 
-def _write(files: Files, name: str, data: bytes) -> None:
+def _write(uri: str, name: str, data: bytes) -> None:
+    files = folder(uri)
     draft = f"{name}.{uuid.uuid4().hex[:8]}.draft"  # two drivers may write at a time
     try:
         write_whole(files, name, draft, [data])
     except OSError as error:
         with contextlib.suppress(OSError):
             files.delete(draft)
-        raise SnapshotError(f"{name} cannot be written: {error}") from error
+        raise SnapshotError(f"{name} cannot be written to {uri!r}: {error}") from error
 
 
 def read_whole(uri: str, name: str) -> bytes | None:
     """Return the bytes of a file; None if it does not exist; raise SnapshotError if it cannot be read."""
     try:
-        return b"".join(_files(uri, create=False).read(name)) if name in _names_in(uri) else None
+        return b"".join(open_files(uri, create=False).read(name)) if name in _names_in(uri) else None
     except OSError as error:
-        raise SnapshotError(f"{name} cannot be read: {error}") from error
+        raise SnapshotError(f"{name} in {uri!r} cannot be read: {error}") from error
 
 
 def _names_in(uri: str) -> list[str]:
     """Return the names of the files in a folder, none if it does not exist; raise SnapshotError if that fails."""
     try:
-        return _files(uri, create=False).names()
+        return open_files(uri, create=False).names()
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise SnapshotError(f"the folder of the groups cannot be read: {error}") from error
+        raise SnapshotError(f"the folder {uri!r} of the groups cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -253,11 +248,11 @@ class Manifest:
     files: tuple[str, ...] | None = None
     count: int = 0
 
-    def save(self, files: Files, name: str = MANIFEST) -> None:
+    def save(self, uri: str, name: str = MANIFEST) -> None:
         """Write the manifest, with a checksum; raise SnapshotError if that fails."""
         values = asdict(self)
         text = json.dumps({"crc": zlib.crc32(json.dumps(values, sort_keys=True).encode()), **values}, indent=1)
-        _write(files, name, text.encode())
+        _write(uri, name, text.encode())
 
     @classmethod
     def load(cls, uri: str) -> Manifest | None:
@@ -275,7 +270,9 @@ class Manifest:
                 return cls(**values, files=None if names is None else tuple(names))
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
-        raise SnapshotError(f"{name} must be as it was written. Received: another content, or another version's")
+        raise SnapshotError(
+            f"{name} in {uri!r} must be as it was written. Received: another content, or another version's"
+        )
 
     def stored(self, uri: str) -> StoredGroups:
         """Return the trained groups; raise ConfigurationError if the job has not ended."""
@@ -306,7 +303,7 @@ class GroupFolder:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._store = Store(uri.replace("s3a://", "s3://", 1))
+        self._store = Store(uri)
         self._ownership = Ownership(self._store, uuid.uuid4().hex[:8])
 
     @property
@@ -325,7 +322,7 @@ class GroupFolder:
         A folder in which an earlier run died before it had written its manifest counts as empty. Return the manifest of
         the folder, and the groups that earlier runs have finished.
         """
-        files = folder(self.uri)
+        self._store.check()
         saved = Manifest.load(self.uri)
         claims = self._names()
         if saved is not None and resume:
@@ -337,9 +334,9 @@ class GroupFolder:
             raise ConfigurationError(f"`path` must be {needed}. Received: {self.uri!r} with {received}")
         self._ownership.write(claims)
         if saved is None:
-            _write(files, model_name(manifest), model_file)
+            _write(self.uri, model_name(manifest), model_file)
             self._ownership.require(self._names())  # a later run may have begun, or ended, the job by now
-            manifest.save(files, f"groups-{self._ownership.claim}.json")
+            manifest.save(self.uri, f"groups-{self._ownership.claim}.json")
             return manifest, StoredGroups(self.uri, manifest.keys, ())
         # Listed after the claim: what an earlier run that is still alive writes from now on does not count.
         names = [name for claim in {name.claim for name in claims} for name in self.files_of(_run(claim))]
@@ -355,12 +352,9 @@ class GroupFolder:
         from pyarrow import ArrowException, fs
 
         try:
-            if "://" in self.uri or self.uri.startswith("file:"):
-                filesystem, root = fs.FileSystem.from_uri(self.uri.replace("s3a://", "s3://", 1))
-            else:
-                filesystem, root = fs.LocalFileSystem(), str(Path(self.uri).absolute())
+            filesystem, root = located(self.uri)
             selector = fs.FileSelector(f"{root}/{run}", allow_not_found=True, recursive=True)
-            infos = filesystem.get_file_info(selector)
+            infos = (filesystem or fs.LocalFileSystem()).get_file_info(selector)
         except (ArrowException, OSError) as error:
             raise SnapshotError(f"the folder {self.uri!r} cannot be read: {error}") from error
         return [(info.path[len(root) + 1 :], info.size) for info in infos if info.type == fs.FileType.File]
@@ -368,7 +362,7 @@ class GroupFolder:
     def finish(self, manifest: Manifest, files: Sequence[str], count: int) -> StoredGroups:
         """Record the valid files in the manifest, and return them; OwnershipLostError if a later run has the job."""
         self._ownership.require(self._names())
-        replace(manifest, files=tuple(files), count=count).save(folder(self.uri))
+        replace(manifest, files=tuple(files), count=count).save(self.uri)
         return StoredGroups(self.uri, manifest.keys, tuple(files), count)
 
     def _names(self) -> list[Name]:
@@ -385,7 +379,7 @@ def copy_groups(stored: StoredGroups, uri: str) -> None:
     names = [f"groups-{number:06d}.parquet" for number in range(len(stored.files))]
     try:
         for name, to in zip(stored.files, names, strict=True):
-            target.write(to, read_pieces(f"{stored.uri}/{name}"))
+            target.write(to, read_pieces(stored.uri, name))
     except OSError as error:
         raise SnapshotError(f"the trained groups cannot be copied to {uri!r}: {error}") from error
-    Manifest({}, stored.keys, "", tuple(names), stored.count).save(target)
+    Manifest({}, stored.keys, "", tuple(names), stored.count).save(uri)

@@ -13,11 +13,10 @@ import io
 import json
 import zipfile
 from collections.abc import Container, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distkeras.ps.errors import ConfigurationError, headline
-from distkeras.ps.world.files import absolute, is_uri
+from distkeras.ps.world.files import absolute, located
 
 if TYPE_CHECKING:
     import h5py
@@ -97,15 +96,23 @@ def _opened(uri: str) -> Iterator[h5py.File]:
     from pyarrow import fs
 
     try:
-        system, path = fs.FileSystem.from_uri(uri if is_uri(uri) else Path(uri).as_uri())
+        system, path = located(uri)
+    except (OSError, ConfigurationError) as error:
+        raise _unsuitable(uri, error) from error
+    try:
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(io.BufferedReader(stack.enter_context(system.open_input_file(path))))
+            opened = (system or fs.LocalFileSystem()).open_input_file(path)
+            file = stack.enter_context(io.BufferedReader(stack.enter_context(opened)))
             yield stack.enter_context(_weights_of(file))
     except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
-        raise ConfigurationError(
-            "`frozen_weights` must be a file of weights that driver and executors can read. "
-            f"Received: frozen_weights={uri!r}: {headline(str(error))}"
-        ) from error
+        raise _unsuitable(uri, error) from error
+
+
+def _unsuitable(uri: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        "`frozen_weights` must be a file of weights that driver and executors can read. "
+        f"Received: frozen_weights={uri!r}: {headline(str(error))}"
+    )
 
 
 @contextlib.contextmanager

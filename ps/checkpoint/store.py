@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from distkeras.ps.errors import DifferentJobError, SnapshotError
+from distkeras.ps.errors import ConfigurationError, DifferentJobError, SnapshotError
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.validate import check_field, invalid, require_integer
 from distkeras.ps.world.files import Files, require_place, write_whole
@@ -94,6 +94,10 @@ class SavePlace:
             raise invalid(argument, value, f"a directory, a URI, or `{cls.__name__}`")
         return cls(os.fspath(value))
 
+    def check(self, world: World = REAL) -> None:
+        """Check that files can be kept there, as `Store.check` does; a store may be unreachable for a while."""
+        retried(lambda: Store(self.uri, world).check(), world=world)
+
 
 class Store:
     """A directory of such files, at a local path or a URI. Without ``create``, one that does not exist has no files."""
@@ -110,6 +114,8 @@ class Store:
         self._record_activity = record_activity
         #: Drafts that are being written, or that could not be removed after a failed write.
         self._stray: set[str] = set()
+        #: The file that was written last: a list without it is not complete.
+        self._written = ""
         try:
             self._files  # noqa: B018 - opened now, so that a wrong URI is refused
         except OSError as error:
@@ -122,9 +128,51 @@ class Store:
     def _files(self) -> Files:
         return self._world.files(self.uri, create=self._create)
 
+    def check(self) -> None:
+        """Write, list, read and delete a small file, before any work.
+
+        Raises:
+            ConfigurationError: the store does not do what the users of this class rely on.
+            SnapshotError: it cannot be reached, or it does not allow one of the four.
+        """
+        # The folder of groups, too, takes a file of this name for one of a claim that was not completed.
+        name, content = f"owner-probe-{self._world.token(4).hex()}{_DRAFT}", b"distkeras"
+        must = f"the store of {self.uri!r} must"
+        try:
+            self._files.write(name, [content])
+            listed, read = name in self._files.names(), b"".join(self._files.read(name))
+            self._files.delete(name)
+        except OSError as error:
+            raise SnapshotError(f"{must} let files be written, listed, read and deleted. Received: {error}") from error
+        if not listed:
+            raise ConfigurationError(f"{must} list a file once it is written. Received: a list without {name}")
+        if read != content:
+            raise ConfigurationError(f"{must} return the bytes that were written: {content!r}. Received: {read!r}")
+
     def names(self) -> list[str]:
-        """Return the names of the complete files, in alphabetical order."""
-        return self._names_with(_SUFFIX)
+        """Return the names of the complete files, in alphabetical order.
+
+        The proofs in `ownership` and `versions` need lists that are complete. So a list that lacks the file which was
+        written last, while that can be read, is repeated for a while, and then refused.
+        """
+        backoff = Backoff(first=FIRST, longest=LONGEST, timeout=PATIENCE, world=self._world)
+        while True:
+            names = self._names_with(_SUFFIX)
+            if not self._written or self._written in names or not self._exists(self._written):
+                return names
+            if not backoff.pause():
+                raise SnapshotError(
+                    f"a list of {self.uri!r} must have each file that was written before. Received: one without "
+                    f"{self._written}, {PATIENCE:g} s after that was written"
+                )
+
+    def _exists(self, name: str) -> bool:
+        """Return whether a file can be read: another owner may have deleted it."""
+        try:
+            self._content(name, enough=bool)
+        except DamagedError:
+            return False
+        return True
 
     def drafts(self) -> list[str]:
         """Return the names of the incomplete files: their writers were killed, or are writing now."""
@@ -150,6 +198,7 @@ class Store:
         try:
             write_whole(self._files, name + _SUFFIX, draft, _with_checksum(pieces))
             self._stray.discard(draft)
+            self._written = name
         except OSError as error:
             raise SnapshotError(f"{name} cannot be written to {self.uri!r}: {error}") from error
         finally:
@@ -212,6 +261,8 @@ class Store:
     def delete(self, names: Iterable[str]) -> None:
         """Delete these files; errors are ignored."""
         for name in names:
+            if name == self._written:
+                self._written = ""
             self._discard(name + _SUFFIX)
 
     def delete_drafts(self, names: Iterable[str]) -> None:

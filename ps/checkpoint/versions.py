@@ -126,6 +126,7 @@ class VersionFolder:
 
         All versions share ``identity`` (JSON values); ``archive`` returns the model as a ``.keras`` archive.
         """
+        self._store.check()
         if _MODEL in self._store.names():
             header, _ = self._read(_MODEL)
             require_same_job(identity, header["identity"], self.uri)

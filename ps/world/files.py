@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,9 @@ def _split(place: str) -> tuple[str, str]:
 
 #: Bytes of a piece that is read; activity is recorded after each piece.
 _PIECE = 4 << 20
+#: How often Arrow repeats a request to S3. It takes a store for silent after 3 s, so a call returns within 20 s; by the
+#: default of a URI, which repeats it 30 times, after 100 s.
+S3_RETRIES = 5
 
 
 class Files(Protocol):
@@ -93,7 +97,7 @@ class Files(Protocol):
 
 def open_files(uri: str, *, create: bool = True) -> Files:
     """Return the files in the directory ``uri``, a path or a URI; OSError if it cannot be made, or is missing."""
-    filesystem, root = _located(uri)
+    filesystem, root = located(uri)
     return LocalFiles(Path(root), create) if filesystem is None else ArrowFiles(filesystem, root, create)
 
 
@@ -107,7 +111,7 @@ def write_whole(files: Files, name: str, draft: str, pieces: Iterable[Any]) -> N
 
 def remove_folder(uri: str) -> None:
     """Remove a directory with everything in it; an OSError if that fails."""
-    filesystem, root = _located(uri)
+    filesystem, root = located(uri)
     if filesystem is None:
         shutil.rmtree(root)
     else:
@@ -115,8 +119,13 @@ def remove_folder(uri: str) -> None:
             filesystem.delete_dir(root)
 
 
-def _located(uri: str) -> tuple[Any, str]:
-    """Return the file system of a path or URI, one of Arrow's or None for a local one, and the path in it."""
+def located(uri: str) -> tuple[Any, str]:
+    """Return the file system of a path or URI, one of Arrow's or None for a local one, and the path in it.
+
+    Raises:
+        ConfigurationError: Arrow knows no such file system.
+        OSError: the file system cannot be reached.
+    """
     uri = absolute(uri)
     if not is_uri(uri):
         return None, uri
@@ -124,11 +133,14 @@ def _located(uri: str) -> tuple[Any, str]:
     from pyarrow import ArrowException, fs
 
     try:
-        filesystem, root = fs.FileSystem.from_uri(uri)
+        filesystem, root = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", uri))  # Hadoop's name for the same
     except (ArrowException, ValueError) as error:
         raise ConfigurationError(
             f"a directory must be given as a path or a URI that Arrow opens. Received: {uri!r}: {error}"
         ) from error
+    if filesystem.type_name == "s3":  # a URI cannot name the retries
+        _, (options,) = filesystem.__reduce__()
+        filesystem = fs.S3FileSystem(**options, retry_strategy=fs.AwsDefaultS3RetryStrategy(S3_RETRIES))
     return None if isinstance(filesystem, fs.LocalFileSystem) else filesystem, root
 
 
@@ -201,9 +213,22 @@ class ArrowFiles:
         return [info.base_name for info in entries if info.type != fs.FileType.Directory]
 
     def read(self, name: str) -> Iterator[bytes]:
-        with _arrow_errors_as_os_errors(), self._fs.open_input_stream(self._path(name)) as stream:
-            while piece := stream.read(_PIECE):
-                yield piece
+        at = failed = 0
+        while True:
+            try:
+                with _arrow_errors_as_os_errors(), self._fs.open_input_file(self._path(name)) as stream:
+                    stream.seek(at)
+                    while piece := stream.read(_PIECE):
+                        at += len(piece)
+                        yield piece
+                return
+            except FileNotFoundError:
+                raise
+            except OSError:  # Arrow does not repeat a request whose error is longer than the bytes that it asked for
+                if failed == S3_RETRIES:
+                    raise
+                time.sleep(0.05 * 2**failed)
+                failed += 1
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
         with _arrow_errors_as_os_errors(), self._fs.open_output_stream(self._path(name)) as stream:
