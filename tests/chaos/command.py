@@ -2,8 +2,8 @@
 
 The targets are Python workers, executors, the parameter server (next to its driver, or a task in the cluster, which may
 get a second attempt too) and drivers (killed, and two at once on one checkpoint). Connections and whole hosts are cut
-off; the disk of the snapshots is full, their store slow or failing within an operation; and strangers connect to the
-port. Long tasks get second attempts by Spark's speculation.
+off; the disk of the snapshots is full, their store (files, or one of S3's protocol) slow or failing within an
+operation; and strangers connect to the port. Long tasks get second attempts by Spark's speculation.
 
 Some jobs are streams, which publish versions, some have relays, in some the workers exchange with each other, and some
 train a model for each group; their weights count how often each row moved the center.
@@ -32,6 +32,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.s3 import CLIENT, S3
+
 from chaos import targets
 from chaos.cluster import SECOND_ATTEMPT, Cluster, stop_session
 from chaos.drivers import Drivers
@@ -47,6 +49,7 @@ from chaos.jobs import (
     deadlines,
     image_job,
     in_cluster,
+    in_s3,
     members_job,
     relays_job,
     stream_job,
@@ -78,7 +81,7 @@ class JobSizes:
 FULL = JobSizes()
 TINY = JobSizes(rows=1500, epochs=2, counted_rows=126, counted_epochs=4, stream_rows=60, micro_batches=5, groups=20)
 #: The kinds of jobs.
-JOBS = ("images", "cluster", "table", "stream", "relays", "members", "groups", "counting")
+JOBS = ("images", "cluster", "table", "stream", "relays", "members", "s3", "groups", "counting")
 
 
 @dataclass
@@ -143,7 +146,7 @@ class JobRunner:
         except (DistkerasError, KeyboardInterrupt) as error:
             problem = f"{type(error).__name__}: {error}"
             outcome = JobResult(expected=spec.expected, lost=spec.expected, problems=(problem,))
-        return spec, self._cleaned(outcome, before, folder)
+        return spec, self._cleaned(outcome, before, folder, spec.checkpoint(folder))
 
     def run_drivers(self, spec: JobSpec, disturbing: Callable[[], Any]) -> JobResult:
         """Run one job whose drivers are processes of their own, inside ``disturbing()``."""
@@ -154,7 +157,7 @@ class JobRunner:
                 outcome = drivers.run()
         finally:
             self._scene.drivers = None
-        return self._cleaned(outcome, before, folder)
+        return self._cleaned(outcome, before, folder, str(folder))
 
     def _folder(self, spec: JobSpec) -> Path:
         self._jobs += 1
@@ -166,8 +169,8 @@ class JobRunner:
             (folder / "query").symlink_to(query)
         return folder
 
-    def _cleaned(self, outcome: JobResult, before: set[threading.Thread], folder: Path) -> JobResult:
-        left = left_by_a_job(before) + drafts_left(folder, self._scene.store)
+    def _cleaned(self, outcome: JobResult, before: set[threading.Thread], folder: Path, place: str) -> JobResult:
+        left = left_by_a_job(before) + drafts_left(place, self._scene.store)
         self._findings.left += left
         shutil.rmtree(folder, ignore_errors=True)
         return replace(outcome, problems=(*outcome.problems, *(f"left behind: {one}" for one in left)))
@@ -284,15 +287,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     import keras  # noqa: F401 - its threads then count as there before, and not as left behind
 
     size, findings = (TINY if options.tiny else FULL), Findings()
-    before = Before(targets.mark())
-    scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
+    os.environ |= CLIENT
     with ExitStack() as stack:
+        s3 = stack.enter_context(S3().serving())
+        before = Before(targets.mark())
+        scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         disk = Disk(scratch / "disk")
         stack.callback(disk.close)
         hosts = Hosts(WORKERS)
         stack.callback(hosts.close)
-        scene = Scene(disk, Store(scratch / "orders"), hosts)
+        scene = Scene(disk, Store(scratch / "orders", s3), hosts)
         faults = [fault for fault in plan(options.seed, 60 * options.minutes) if not _spared(fault, hosts)]
         kinds = len({fault.kind for fault in faults})
         say(f"{len(faults)} faults of {kinds} kinds planned; snapshots go to {disk.how}")
@@ -318,7 +323,7 @@ def _train(
         spark = cluster.session()
         say(f"Spark {spark.version} is up")
         try:
-            specs = [spec for name, spec in _specs(size, scratch, options).items() if name in options.jobs]
+            specs = [spec for name, spec in _specs(size, scratch, scene, options).items() if name in options.jobs]
             disturb(specs, injector, JobRunner(spark, scene, scratch, findings), findings)
         finally:
             stop_session(spark)
@@ -326,7 +331,7 @@ def _train(
         cluster.close()
 
 
-def _specs(size: JobSizes, scratch: Path, options: argparse.Namespace) -> dict[str, JobSpec]:
+def _specs(size: JobSizes, scratch: Path, scene: Scene, options: argparse.Namespace) -> dict[str, JobSpec]:
     """Return the jobs by their kinds."""
     rows, epochs = size.counted_rows, size.counted_epochs
     return {
@@ -338,6 +343,7 @@ def _specs(size: JobSizes, scratch: Path, options: argparse.Namespace) -> dict[s
         "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
         # Within one node, the workers share memory; the seed decides whether there is one node.
         "members": members_job(scratch / "members", rows=rows, epochs=epochs, nodes=1 if options.seed % 2 else WORKERS),
+        "s3": in_s3(counting_job(scratch / "s3", rows=rows, epochs=epochs), scene.store.s3.uri("chaos")),
         "groups": groups_job(scratch / "groups", groups=size.groups, epochs=epochs),
         "counting": counting_job(scratch, rows=rows, epochs=epochs),
     }

@@ -15,6 +15,7 @@ import psutil
 
 from chaos import targets
 from chaos.store import Store
+from distkeras.ps.world.files import located
 
 _SECONDS = 30.0
 
@@ -206,15 +207,21 @@ def files_left(scratch: Path, *folders: str) -> list[str]:
     return found
 
 
-def drafts_left(folder: Path, store: Store) -> list[str]:
-    """Return incomplete snapshots.
+def drafts_left(place: str, store: Store) -> list[str]:
+    """Return incomplete snapshots in a folder, a path or a URI.
 
     A server that dies in its last write, or whose store fails, leaves one that the next server removes. Such a draft is
     newer than all snapshots.
     """
-    youngest = max((path.stat().st_mtime for path in folder.rglob("*.dks")), default=0.0)
-    found = [path for path in folder.rglob("*.part") if path.stat().st_mtime < youngest or not store.tore(path)]
-    return [f"file {path}" for path in found]
+    from pyarrow import fs
+
+    system, root = located(place)
+    selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
+    files = (system or fs.LocalFileSystem()).get_file_info(selector)
+    written = {file.path: file.mtime.timestamp() for file in files if file.type == fs.FileType.File}
+    youngest = max((time for path, time in written.items() if path.endswith(".dks")), default=0.0)
+    drafts = {path: time for path, time in written.items() if path.endswith(".part")}
+    return [f"file {path}" for path, time in drafts.items() if time < youngest or not store.tore(time)]
 
 
 def _command(process: psutil.Process) -> str:
@@ -225,4 +232,6 @@ def _command(process: psutil.Process) -> str:
 
 
 def _of_a_library(thread: threading.Thread) -> bool:
-    return type(thread).__module__.startswith(("py4j", "pyspark", "tqdm")) or not thread.is_alive()
+    library = type(thread).__module__.startswith(("py4j", "pyspark", "tqdm"))
+    # Clients of S3 keep their connections, each of which has a thread of the server.
+    return library or thread.name.endswith("(process_request_thread)") or not thread.is_alive()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkeras.ps.world.files import below
+
 if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +48,7 @@ class JobSpec:
         judge: returns the accuracy of a trained model, and its errors (empty if there are none).
         batches: mini-batches of each worker in an epoch; see `with_batches_counted`.
         micro_batches: number of micro-batches of a stream, each a file of its rows; 0 if its rows are a table.
+        s3: the folder of its checkpoints in S3; empty if they go to the small disk.
     """
 
     name: str
@@ -59,6 +62,7 @@ class JobSpec:
     judge: Callable[[keras.Model], tuple[float | None, str]]
     batches: dict[int, int] = field(default_factory=dict)
     micro_batches: int = 0
+    s3: str = ""
 
     @property
     def expected(self) -> int:
@@ -73,7 +77,11 @@ class JobSpec:
     @property
     def in_own_drivers(self) -> bool:
         """Return whether drivers in processes of their own can run the job too."""
-        return self.rule == "downpour" and not self.options
+        return self.rule == "downpour" and not self.options and not self.s3
+
+    def checkpoint(self, folder: Path) -> str:
+        """Return the place of the checkpoints of one job, whose own folder on the small disk is ``folder``."""
+        return below(self.s3, folder.name) if self.s3 else str(folder)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the job's rows."""
@@ -102,7 +110,7 @@ class JobSpec:
         """
         from distkeras.ps.checkpoint.checkpointer import Checkpoint
 
-        rows, place = self.frame(spark), Checkpoint(str(checkpoint), every=25)
+        rows, place = self.frame(spark), Checkpoint(self.checkpoint(checkpoint), every=25)
         if not self.micro_batches:
             return trainer.train(rows, checkpoint=place, resume=resume)
         stream = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(self.folder)
@@ -368,6 +376,11 @@ def _counts(model: keras.Model) -> np.ndarray:
     """Return how often each row moved the center, from the model's first weights."""
     counts: np.ndarray = -model.get_weights()[0].ravel()
     return counts
+
+
+def in_s3(spec: JobSpec, uri: str) -> JobSpec:
+    """Return the same job with its checkpoints in S3."""
+    return replace(spec, name=f"{spec.name}, its checkpoints in S3", s3=uri)
 
 
 def in_cluster(spec: JobSpec) -> JobSpec:
