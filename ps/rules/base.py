@@ -418,7 +418,10 @@ class Rule(ABC):
         return False
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
-        """Return the scalars for `apply`; called once per commit, in clock order. ``counters`` is the rule's state."""
+        """Return the scalars for `apply`; called once per commit, in clock order.
+
+        ``counters`` is the rule's state: snapshots contain it, and it begins anew with another number of workers.
+        """
         return ()
 
     def partial(self, chunk: Chunk, scalars: Scalars) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from docsite import generated
 
-from distkeras.ps.rules import all_rules
+from distkeras.ps.rules import all_rules, make
 
 ROOT = Path(__file__).parents[2]
 #: Pages as a reader of the repository sees them; the links of the site's own pages are checked when it is built.
@@ -36,11 +36,28 @@ def test_the_readme_imports_public_names_only() -> None:
 
 
 def test_the_numbers_in_the_readme_are_right() -> None:
-    text = (ROOT / "README.md").read_text()
-    for count in re.findall(r"(?:all|one of) (\d+)", text):
-        assert int(count) == len(all_rules())
-    (met,) = re.findall(r"\d+ of \d+ criteria as first written are met[^.]*\.", " ".join(text.split()))
+    text = " ".join((ROOT / "README.md").read_text().split())
+    counts = re.findall(r"(?:all|one of) (\d+)", text)
+    assert counts
+    assert set(map(int, counts)) == {len(all_rules())}
+    (met,) = re.findall(r"\d+ of \d+ criteria as first written are met[^.]*\.", text)
     assert f"\n{met}\n" in (ROOT / "docs" / "reproduction" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("trait", "path", "beginning"),
+    [
+        ("rows", "docs/guide/wide-tables.md", "| rule | "),
+        ("sums", "docs/guide/clusters.md", "* Rules whose movements can be added support this: "),
+        ("sums", "distkeras/settings.py", "All workers must run at once when the job begins. For "),
+    ],
+)
+def test_lists_of_rules_are_complete(trait: str, path: str, beginning: str) -> None:
+    text = " ".join((ROOT / path).read_text().split())
+    listed = re.match(r"(?:[^`|]*`[^`]+`)+?(?=[^`]*[.|(])", text.split(beginning)[1])
+    assert listed is not None
+    named = {name for name in re.findall(r"`(\w+)`", listed.group()) if name in all_rules()}
+    assert named == {name for name in all_rules() if getattr(make(name).traits, trait)}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
