@@ -141,9 +141,9 @@ def test_a_slow_loris_must_finish_its_handshake_within_one_deadline(running: Run
                 if sock.recv(4096):
                     continue
             del left[sock]
-        for sock, sent in left.items():  # One byte at a time.
-            send_unless_closed(sock, frame[sent : sent + 1])
-            left[sock] = min(sent + 1, 60)
+        for sock, sent in left.items():  # One byte at a time, and never the last one.
+            send_unless_closed(sock, frame[sent : min(sent + 1, len(frame) - 1)])
+            left[sock] = sent + 1
     for sock in socks:
         sock.close()
     reasons = {refusal.address: refusal.reason for refusal in running.server.admission.refusals}
