@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,6 +158,10 @@ class JobOver(Exception):
     """The job is over, and its server does not answer any more. This ends the call of the callback that asks."""
 
 
+#: Numbers of the requests of this process to set values, which rise: see `messages.SetValues`.
+_REQUESTS = itertools.count(1)
+
+
 @dataclass(frozen=True)
 class JobLink:
     """Further requests about a running job.
@@ -186,7 +191,8 @@ class JobLink:
 
     def set_values(self, values: np.ndarray) -> int:
         """Set numbers for all workers, and return the clock of the first commit after it: `DriverClient.set_values`."""
-        clock: int = self.ask(lambda driver: driver.set_values(values))
+        number = next(_REQUESTS)
+        clock: int = self.ask(lambda driver: driver.set_values(values, number))
         return clock
 
 

@@ -329,7 +329,7 @@ def test_a_resumed_job_continues_with_its_epoch_and_its_rate(job: Callable[..., 
         return rate
 
     running = job(keras.callbacks.LearningRateScheduler(schedule), every_commits=2, resumed=True)
-    running.running.driver.set_values(np.array([[0.0, 0.125]]))
+    running.running.driver.set_values(np.array([[0.0, 0.125]]), 1)
     running.train(mini_batches(5), lambda: None)
     running.callback.on_start(running.context())
     assert seen == [(2, 0.125)]

@@ -13,6 +13,7 @@ import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
 from distkeras.ps.protocol.loop import NO_ROWS
+from distkeras.ps.protocol.messages import SetValues
 from distkeras.ps.rules.base import Rule
 from distkeras.ps.rules.schedules import Constant, Schedule
 
@@ -34,6 +35,8 @@ class DriverValues:
 
     def __init__(self) -> None:
         self.current = Values()
+        #: Of the driver's latest request: see `messages.SetValues`. Not saved, as no request outlives its server.
+        self.number = 0
         #: The learning rates, each with the clock of the first commit that it applies to.
         self._rates: list[tuple[int, float]] = []
 
@@ -63,11 +66,12 @@ class DriverValues:
         self.current = Values(state["version"], np.array(state["rows"], np.float64).reshape(-1, 2))
 
 
-def set_values(values: DriverValues, rows: np.ndarray, clock: int, rule: Rule, schedule: Schedule | None) -> bool:
-    """Set numbers (float64 rows of place and value) for all workers, from the commit at ``clock`` on.
+def set_values(values: DriverValues, request: SetValues, clock: int, rule: Rule, schedule: Schedule | None) -> bool:
+    """Set what a driver requests for all workers, from the commit at ``clock`` on; return whether a number has changed.
 
-    Return whether one has changed. ``schedule`` is that of the server's learning rate.
+    ``schedule`` is that of the server's learning rate. A repeated or late request changes nothing.
     """
+    rows = request.rows
     known = {int(place) for place, _ in values.current.rows}
     if rows.ndim != 2 or rows.shape[1:] != (2,) or not np.isfinite(rows).all():
         raise RemoteProtocolError(f"values must be rows of place and finite value. Received: shape {rows.shape}")
@@ -83,4 +87,7 @@ def set_values(values: DriverValues, rows: np.ndarray, clock: int, rule: Rule, s
         raise ConfigurationError(
             f"the learning rate must not be set during a job whose `learning_rate` is a schedule. Received: {schedule}"
         )
+    if request.number <= values.number:
+        return False
+    values.number = request.number
     return values.set(rows, clock)

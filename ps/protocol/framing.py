@@ -99,7 +99,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 18
+VERSION = 19
 #: Bytes that are read with a header, to save a system call; more than a commit's fields have.
 READ_AHEAD = 256
 

@@ -401,10 +401,13 @@ class Inspect(Message):
 class SetValues(Message):
     """Driver → server: set numbers for all workers: float64 ``(numbers, 2)``, place and value; see `driver_values`.
 
-    The ``clock`` of the `Ack`, sent once they are saved, is that of the first commit after the change.
+    The ``clock`` of the `Ack`, sent once they are saved, is that of the first commit after the change. ``number`` rises
+    with each request of a driver, and a repeated one keeps its number: the server does not set what an older connection
+    delivers late.
     """
 
     rows: Rows
+    number: int
 
 
 class Drain(Message):

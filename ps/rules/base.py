@@ -420,7 +420,7 @@ class Rule(ABC):
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
         """Return the scalars for `apply`; called once per commit, in clock order.
 
-        ``counters`` is the rule's state: snapshots contain it, and it begins anew with another number of workers.
+        ``counters`` is the rule's state: snapshots contain it, and another number of workers begins without it.
         """
         return ()
 

@@ -433,7 +433,7 @@ class Dispatcher:
         with self.changed:
             center = self._require_center(peer)
             self.changed.require_running()
-            set_values(center.values, message.rows, center.clock, center.rule, center.schedule)
+            set_values(center.values, message, center.clock, center.rule, center.schedule)
             answer = self._acknowledge()
             self._wait_until_saved(peer)  # else a restarted server would continue without them
         return answer

@@ -60,9 +60,12 @@ class DriverClient(Client):
         """Return the present center, with the rows that `messages.Inspect` requests."""
         return self.request(messages.Inspect(moved_after, wants), messages.CenterReply)
 
-    def set_values(self, rows: np.ndarray) -> int:
-        """Set numbers for all workers (see `messages.SetValues`); return the clock of the first commit after that."""
-        return self.request(messages.SetValues(np.ascontiguousarray(rows, np.float64)), messages.Ack).clock
+    def set_values(self, rows: np.ndarray, number: int) -> int:
+        """Set numbers for all workers (see `messages.SetValues`); return the clock of the first commit after that.
+
+        ``number`` rises from request to request of a driver, and is the same in a repetition.
+        """
+        return self.request(messages.SetValues(np.ascontiguousarray(rows, np.float64), number), messages.Ack).clock
 
     def whole_center(
         self, tables: Sequence[TableShape], wants: tuple[Ids, ...] = ()

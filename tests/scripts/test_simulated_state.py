@@ -123,6 +123,14 @@ TABLE_REQUEST = Plan(
     lists=True,
     faults=(Fault("vanish", 34, place=1), Fault("stop at start", 9, "w1", 1.0, 1)),
 )
+#: A driver whose request to set a number is held up in a broken connection, while its next one is answered.
+LATE_REQUEST = Plan(
+    1,
+    yielding=0.3,
+    sets=True,
+    tables=True,
+    faults=(Fault("half cut", 26, amount=2.0, place=1), Fault("disk full", 1, amount=5.0, place=1)),
+)
 NAMED = {
     "bounded staleness begins with nothing after a restart": BOUNDED,
     "one more than the bound": BOUNDED,
@@ -132,6 +140,7 @@ NAMED = {
     "partitions-that-have-ended-stay-so": RAISED,
     "residuals outlive their steps": COARSE,
     "a driver's request does not wait for the center": TABLE_REQUEST,
+    "a late request of the driver undoes a later one": LATE_REQUEST,
 }
 
 

@@ -5,6 +5,7 @@ succeed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from functools import partial
 
@@ -165,8 +166,8 @@ class Driver:
         surroundings.layouts[process] = self.layout
         watch.epochs[process] = self.epochs
         self._clock = -1
-        #: Whether a number for the workers is being set.
-        self._sets = False
+        #: Whether a number for the workers is being set, and the numbers of such requests.
+        self._sets, self._requests = False, itertools.count(1)
         self._world = VirtualWorld(surroundings, process, "driver")
         self.executors: Executors | None = None
         #: The micro-batch that the server is to train; None if it has none yet or the job trains no stream.
@@ -375,7 +376,7 @@ class Driver:
             return
         rows, self._sets = self._watch.values.next(), True
         try:
-            answer = observer.request(SetValues(rows), Ack)
+            answer = observer.request(SetValues(rows, next(self._requests)), Ack)
         except JobStoppedError:
             return  # The next status has the error.
         finally:

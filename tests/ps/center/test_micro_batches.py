@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from distkeras.ps.center.micro_batches import (
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, LeaseLostError, RemoteProtocolError
+from distkeras.ps.protocol.messages import SetValues
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 
@@ -183,8 +185,12 @@ def test_every_rule_trains_successive_micro_batches(rule: str) -> None:
         assert np.abs(center.current.array - before).min() > 0.0
 
 
-def set_values(center: Center, numbers: np.ndarray) -> bool:
-    return set_checked(center.values, numbers, center.clock, center.rule, center.schedule)
+REQUESTS = itertools.count(1)
+
+
+def set_values(center: Center, numbers: np.ndarray, request: int | None = None) -> bool:
+    message = SetValues(numbers, next(REQUESTS) if request is None else request)
+    return set_checked(center.values, message, center.clock, center.rule, center.schedule)
 
 
 def rows(**values: float) -> np.ndarray:
@@ -231,6 +237,15 @@ def test_a_version_rises_with_each_change_and_earlier_places_stay() -> None:
     assert set_values(center, rows(p3=-1.0))
     version, values = center.values.current
     assert (version, values.tolist()) == (2, [[RATE, 0.1], [3.0, -1.0], [7.0, 2.0]])
+
+
+def test_a_late_or_repeated_request_changes_nothing() -> None:
+    center = center_of("asgd", learning_rate=0.5)
+    assert set_values(center, rows(p3=2.0), 2)
+    assert not set_values(center, rows(p3=1.0), 1)
+    assert not set_values(center, rows(p3=2.0), 2)
+    assert center.values.current.rows.tolist() == [[3.0, 2.0]]
+    assert set_values(center, rows(p3=1.0), 3)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

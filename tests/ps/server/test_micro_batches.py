@@ -183,10 +183,10 @@ def test_a_reply_carries_what_is_new_to_its_worker() -> None:
     with Running(make("downpour", window=1), size=SIZE) as running:
         first, second = running.client(0, size=SIZE), running.client(1, size=SIZE)
         assert set_of(first.pull()) == (0, [])
-        assert running.driver.set_values(RATE) == 0
+        assert running.driver.set_values(RATE, 1) == 0
         assert set_of(commit(first, 0)) == (1, [[0.0, 0.25]])
         assert set_of(commit(first, 1)) == (0, [])
-        assert running.driver.set_values(np.array([[4.0, 7.0]])) == 2
+        assert running.driver.set_values(np.array([[4.0, 7.0]]), 2) == 2
         assert set_of(commit(first, 2)) == (2, [[0.0, 0.25], [4.0, 7.0]])
         assert set_of(second.pull()) == set_of(first.pull()) == (2, [[0.0, 0.25], [4.0, 7.0]])
         assert set_of(commit(second, 0)) == (0, [])
@@ -206,7 +206,7 @@ def test_a_worker_steps_with_the_rate_that_was_set(name: str, overlap: bool) -> 
         client, welcome, begin = toy_client(
             running.address, rule, [1.0] * 4, worker=0, size=SIZE, eta=1.0, deadlines=PATIENT, overlap=overlap
         )
-        running.driver.set_values(RATE)
+        running.driver.set_values(RATE, 1)
         run_worker(client, welcome, begin)
         client.close()
         moved = float(running.driver.center().center[0])
@@ -227,7 +227,7 @@ def test_a_restarted_server_continues_with_what_was_acknowledged(tmp_path: Path)
         process.start()
         driver = DriverClient(process.address, PATIENT)
         driver.publish(np.zeros(SIZE, np.float32), model=b"the model")
-        driver.set_values(RATE)
+        driver.set_values(RATE, 1)
         driver.close()
         process.kill()
         process.restart()
