@@ -122,8 +122,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _checked(request: StartRequest) -> StartRequest:
-    if request.settings.checkpoint is not None:
-        request.settings.checkpoint.check()
+    request.settings.check_store()
     return request
 
 

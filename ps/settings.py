@@ -79,6 +79,11 @@ class ServerSettings:
             _require_relays(self.rule.for_workers(self.workers), self.relays)
             refuse("relays", self)
 
+    def check_store(self) -> None:
+        """Check that the server can keep its files, if it has a checkpoint: see `SavePlace.check`."""
+        if self.checkpoint is not None:
+            self.checkpoint.check()
+
     def make_scheduler(self) -> Scheduler:
         """Return a new scheduler."""
         return scheduler_for(self.rule, self.workers, self.staleness_bound, gather=self.relays is not None)

@@ -17,7 +17,7 @@ from distkeras import chatter
 from distkeras.flags import SWITCH, TomlArgumentParser
 from distkeras.keras_model import archive
 from distkeras.ps.errors import VARIABLE, ConfigurationError, DistkerasError, headline
-from distkeras.ps.world.files import located
+from distkeras.ps.world.files import file_system
 from distkeras.spark.failures import innermost
 
 if TYPE_CHECKING:
@@ -119,14 +119,6 @@ def read(spark: SparkSession, arguments: argparse.Namespace) -> DataFrame:
         ) from error
     finally:
         context.setLogLevel(spark.conf.get("spark.log.level", None) or "WARN")
-
-
-def file_system(uri: str) -> tuple[Any, str]:
-    """Return the file system of a path or URI, one of Arrow's, and the path in it."""
-    from pyarrow import fs
-
-    system, path = located(uri)
-    return system or fs.LocalFileSystem(), path
 
 
 def load_model(uri: str) -> keras.Model:

@@ -21,7 +21,6 @@ from distkeras import Checkpoint, EnsembleTrainer, Trainer
 from distkeras.commands.console import (
     add_common_flags,
     add_data_flags,
-    file_system,
     load_model,
     read,
     run_command,
@@ -30,6 +29,7 @@ from distkeras.commands.console import (
 from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, add_trainer_flags, trainer_keywords, values_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, from_text, make
+from distkeras.ps.world.files import file_system
 from distkeras.results import write_files
 from distkeras.settings import DEFAULT_RULE
 

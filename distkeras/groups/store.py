@@ -30,7 +30,7 @@ from distkeras.data.schema import quoted
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.store import Store, require_same_job
 from distkeras.ps.errors import ConfigurationError, SnapshotError
-from distkeras.ps.world.files import Files, below, located, open_files, write_whole
+from distkeras.ps.world.files import Files, below, file_system, open_files, write_whole
 from distkeras.spark.cluster import context_of, hadoop_path
 
 if TYPE_CHECKING:
@@ -352,9 +352,9 @@ class GroupFolder:
         from pyarrow import ArrowException, fs
 
         try:
-            filesystem, root = located(self.uri)
+            filesystem, root = file_system(self.uri)
             selector = fs.FileSelector(f"{root}/{run}", allow_not_found=True, recursive=True)
-            infos = (filesystem or fs.LocalFileSystem()).get_file_info(selector)
+            infos = filesystem.get_file_info(selector)
         except (ArrowException, OSError) as error:
             raise SnapshotError(f"the folder {self.uri!r} cannot be read: {error}") from error
         return [(info.path[len(root) + 1 :], info.size) for info in infos if info.type == fs.FileType.File]

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from distkeras.ps.errors import ConfigurationError, headline
-from distkeras.ps.world.files import absolute, located
+from distkeras.ps.world.files import absolute, file_system
 
 if TYPE_CHECKING:
     import h5py
@@ -93,16 +93,14 @@ def _read(file: h5py.File, uri: str, arrays: Mapping[str, Mapping[str, str]]) ->
 def _opened(uri: str) -> Iterator[h5py.File]:
     """Open the weights in the file at a path or URI."""
     import pyarrow as pa
-    from pyarrow import fs
 
     try:
-        system, path = located(uri)
+        system, path = file_system(uri)
     except (OSError, ConfigurationError) as error:
         raise _unsuitable(uri, error) from error
     try:
         with contextlib.ExitStack() as stack:
-            opened = (system or fs.LocalFileSystem()).open_input_file(path)
-            file = stack.enter_context(io.BufferedReader(stack.enter_context(opened)))
+            file = stack.enter_context(io.BufferedReader(stack.enter_context(system.open_input_file(path))))
             yield stack.enter_context(_weights_of(file))
     except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
         raise _unsuitable(uri, error) from error

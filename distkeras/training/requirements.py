@@ -105,12 +105,6 @@ def require_constant_rate(rule: Rule, optimizer: Any) -> None:
         )
 
 
-def require_store(checkpoint: Checkpoint | None) -> None:
-    """Check that files can be kept in the directory of a checkpoint, if there is one."""
-    if checkpoint is not None:
-        checkpoint.check()
-
-
 def require_shared(checkpoint: Checkpoint | None) -> None:
     """Raise ConfigurationError without a folder in which executors can read the address of a server in the cluster."""
     if checkpoint is None:

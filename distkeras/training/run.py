@@ -33,7 +33,6 @@ from distkeras.training.callback_runner import CallbackRunner
 from distkeras.training.cluster_server import ClusterServer, ServerHandle
 from distkeras.training.plan import CenterCopy, JobPlan, Publication
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.requirements import require_store
 from distkeras.training.supervisor import Supervisor
 from distkeras.training.task import SUMMARY
 
@@ -275,7 +274,7 @@ def run_job(job: PreparedJob, outcome: JobOutcome, ahead: Child | None, began: f
     """Train, and fill ``outcome`` as results become known, also if the job fails; ``began``: by the monotonic clock."""
     plan, events = job.plan, outcome.events
     settings = plan.training
-    require_store(plan.server.checkpoint)
+    plan.server.check_store()
     opened: AbstractContextManager[ServerHandle] = _server_process(job, events, ahead)
     if settings.server == "cluster":
         opened = ClusterServer(plan.df, job.publication.server_task(), events)

@@ -51,7 +51,6 @@ from distkeras.spark.failures import innermost, short_errors
 from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
 from distkeras.training.progress import Progress, StallDetector
-from distkeras.training.requirements import require_store
 from distkeras.training.run import PreparedJob, SparkJob, note_resumed
 from distkeras.training.stream_halves import QueryState, covered_by, missing, query_state, require_same_halves
 from distkeras.training.supervisor import Supervisor
@@ -194,7 +193,7 @@ class StreamTraining(Shown):
         plan, events = self._plan, self._outcome.events
         job = {**plan.identity(), "stream": True}
         job |= {"num_workers": plan.server.workers, "num_epoch": plan.training.num_epoch}
-        require_store(plan.server.checkpoint)
+        plan.server.check_store()
         with ExitStack() as stack:
             process = ServerProcess(plan.server, resume=True, job=job, tls=plan.training.tls, events=events)
             stack.enter_context(process)

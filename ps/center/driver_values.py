@@ -35,15 +35,21 @@ class DriverValues:
 
     def __init__(self) -> None:
         self.current = Values()
-        #: Of the driver's latest request: see `messages.SetValues`. Not saved, as no request outlives its server.
-        self.number = 0
+        #: By place, the number of the request that set it last. Not saved, as no request outlives its server.
+        self._numbers: dict[int, int] = {}
         #: The learning rates, each with the clock of the first commit that it applies to.
         self._rates: list[tuple[int, float]] = []
 
-    def set(self, rows: np.ndarray, clock: int) -> bool:
-        """Set numbers, of the right shape, from the commit at ``clock`` on; return whether one has changed."""
+    def set(self, request: SetValues, clock: int) -> bool:
+        """Set numbers, of the right shape, from the commit at ``clock`` on; return whether one has changed.
+
+        A place keeps what a later request has set: callbacks make theirs side by side, and any of them may arrive late.
+        """
         before = {int(place): float(value) for place, value in self.current.rows}
-        after = before | {int(place): float(value) for place, value in rows}
+        rows = {int(place): float(value) for place, value in request.rows}
+        due = [place for place in rows if self._numbers.get(place, 0) < request.number]
+        self._numbers |= dict.fromkeys(due, request.number)
+        after = before | {place: rows[place] for place in due}
         if after == before:
             return False
         if after.get(RATE) != before.get(RATE):
@@ -87,7 +93,4 @@ def set_values(values: DriverValues, request: SetValues, clock: int, rule: Rule,
         raise ConfigurationError(
             f"the learning rate must not be set during a job whose `learning_rate` is a schedule. Received: {schedule}"
         )
-    if request.number <= values.number:
-        return False
-    values.number = request.number
-    return values.set(rows, clock)
+    return values.set(request, clock)

@@ -402,8 +402,8 @@ class SetValues(Message):
     """Driver → server: set numbers for all workers: float64 ``(numbers, 2)``, place and value; see `driver_values`.
 
     The ``clock`` of the `Ack`, sent once they are saved, is that of the first commit after the change. ``number`` rises
-    with each request of a driver, and a repeated one keeps its number: the server does not set what an older connection
-    delivers late.
+    with each request of a driver, and a repeated one keeps its number: a place keeps what a later request has set, if
+    an older connection delivers an earlier one late.
     """
 
     rows: Rows

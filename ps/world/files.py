@@ -97,7 +97,7 @@ class Files(Protocol):
 
 def open_files(uri: str, *, create: bool = True) -> Files:
     """Return the files in the directory ``uri``, a path or a URI; OSError if it cannot be made, or is missing."""
-    filesystem, root = located(uri)
+    filesystem, root = _located(uri)
     return LocalFiles(Path(root), create) if filesystem is None else ArrowFiles(filesystem, root, create)
 
 
@@ -111,7 +111,7 @@ def write_whole(files: Files, name: str, draft: str, pieces: Iterable[Any]) -> N
 
 def remove_folder(uri: str) -> None:
     """Remove a directory with everything in it; an OSError if that fails."""
-    filesystem, root = located(uri)
+    filesystem, root = _located(uri)
     if filesystem is None:
         shutil.rmtree(root)
     else:
@@ -119,13 +119,8 @@ def remove_folder(uri: str) -> None:
             filesystem.delete_dir(root)
 
 
-def located(uri: str) -> tuple[Any, str]:
-    """Return the file system of a path or URI, one of Arrow's or None for a local one, and the path in it.
-
-    Raises:
-        ConfigurationError: Arrow knows no such file system.
-        OSError: the file system cannot be reached.
-    """
+def _located(uri: str) -> tuple[Any, str]:
+    """Return the file system of a path or URI, one of Arrow's or None for a local one, and the path in it."""
     uri = absolute(uri)
     if not is_uri(uri):
         return None, uri
@@ -142,6 +137,19 @@ def located(uri: str) -> tuple[Any, str]:
         _, (options,) = filesystem.__reduce__()
         filesystem = fs.S3FileSystem(**options, retry_strategy=fs.AwsDefaultS3RetryStrategy(S3_RETRIES))
     return None if isinstance(filesystem, fs.LocalFileSystem) else filesystem, root
+
+
+def file_system(uri: str) -> tuple[Any, str]:
+    """Return the file system of a path or URI, one of Arrow's, and the path in it.
+
+    Raises:
+        ConfigurationError: Arrow knows no such file system.
+        OSError: the file system cannot be reached.
+    """
+    from pyarrow import fs
+
+    system, path = _located(uri)
+    return system or fs.LocalFileSystem(), path
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import psutil
 
 from chaos import targets
 from chaos.store import Store
-from distkeras.ps.world.files import located
+from distkeras.ps.world.files import file_system
 
 _SECONDS = 30.0
 
@@ -215,9 +215,9 @@ def drafts_left(place: str, store: Store) -> list[str]:
     """
     from pyarrow import fs
 
-    system, root = located(place)
+    system, root = file_system(place)
     selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
-    files = (system or fs.LocalFileSystem()).get_file_info(selector)
+    files = system.get_file_info(selector)
     written = {file.path: file.mtime.timestamp() for file in files if file.type == fs.FileType.File}
     youngest = max((time for path, time in written.items() if path.endswith(".dks")), default=0.0)
     drafts = {path: time for path, time in written.items() if path.endswith(".part")}

@@ -245,7 +245,10 @@ def test_a_late_or_repeated_request_changes_nothing() -> None:
     assert not set_values(center, rows(p3=1.0), 1)
     assert not set_values(center, rows(p3=2.0), 2)
     assert center.values.current.rows.tolist() == [[3.0, 2.0]]
-    assert set_values(center, rows(p3=1.0), 3)
+    assert set_values(center, rows(p3=1.0), 4)
+    # Two callbacks set other numbers side by side, and the requests arrive in another order than they were made in.
+    assert set_values(center, rows(p3=5.0, p7=6.0), 3)
+    assert center.values.current.rows.tolist() == [[3.0, 1.0], [7.0, 6.0]]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
