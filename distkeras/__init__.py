@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from distkeras.callbacks import TimeBudget as TimeBudget
     from distkeras.dashboard.dashboard import Dashboard as Dashboard
     from distkeras.data import datasets as datasets
+    from distkeras.data.rows import Padding as Padding
     from distkeras.keras_callbacks import KerasCallbacks as KerasCallbacks
     from distkeras.ml.estimator import KerasEstimator as KerasEstimator
     from distkeras.ml.functions import register_function as register_function
@@ -97,6 +98,7 @@ _NAMES = {
     "distkeras.callbacks": ("Callback", "CallbackContext", "EarlyStopping", "Pruning", "TimeBudget"),
     "distkeras.dashboard.dashboard": ("Dashboard",),
     "distkeras.data": ("datasets",),
+    "distkeras.data.rows": ("Padding",),
     "distkeras.keras_callbacks": ("KerasCallbacks",),
     "distkeras.ml.estimator": ("KerasEstimator",),
     "distkeras.ml.functions": ("register_function",),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distkeras import __version__
+from distkeras.data.padding import padding_from_json
 from distkeras.data.schema import BALANCED
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.ps.errors import ConfigurationError
@@ -238,6 +239,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "str | Sequence[str]": {"nargs": "+", "metavar": "NAME"},
     "Sequence[Any]": {"nargs": "+", "metavar": "NAME"},
     "Mapping[int, float] | str": PAIRS | {"type": _class_weight, "metavar": "CLASS=VALUE"},
+    "Padding | Mapping[str, Padding]": PAIRS,
     "loss_weights": {"nargs": "+", "type": float, "metavar": "X"},
     "sample_weight_col": COLUMNS,
 }
@@ -284,6 +286,8 @@ def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
             given["class_weight"] = {int(name): float(weight) for name, weight in weights.items()}
         except (TypeError, ValueError):
             raise ConfigurationError(f"`--class-weight` must be CLASS=WEIGHT. Received: {weights}") from None
+    if "padding" in given:
+        given["padding"] = padding_from_json(values_of(given["padding"]))
     options = values_of(arguments.optimizer_set)
     if arguments.optimizer is not None:
         given["worker_optimizer"] = _optimizer(arguments.optimizer, options)

@@ -19,6 +19,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from distkeras.data.batches import DataSpec
 from distkeras.data.binding import Entries, entries_of, listed, names_of
+from distkeras.data.padding import buckets, padding_json, paddings_of
+from distkeras.data.rows import Padding
 from distkeras.data.schema import decoders, require_class_weight
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import Rule, make
@@ -264,6 +266,7 @@ class TrainSettings:
     sample_weight_col: str | Entries | None = None
     class_weight: dict[int, float] | str | None = None
     decode: dict[str, Callable[[Any], Any]] | None = None
+    padding: Padding | dict[str, Padding] | None = None
     num_workers: int | None = count(None)
     batch_size: int = count(DataSpec.batch_size)
     num_epoch: int = count(DataSpec.epochs)
@@ -291,6 +294,9 @@ class TrainSettings:
             "sample_weight_col": _weight_entries(self.sample_weight_col),
             "class_weight": None if self.class_weight is None else require_class_weight(self.class_weight),
         }
+        converted["padding"] = paddings_of(self.padding)
+        if not self.shuffle and buckets(converted["padding"]):
+            raise ConfigurationError("`Padding(bucket=True)` needs `shuffle`. Received: shuffle=False")
         converted["tables"] = _table_names(self.tables)
         converted["decode"] = decoders(self.decode, listed(converted["features_col"])) or None
         _require_place(self.server, self.host)
@@ -311,6 +317,7 @@ class TrainSettings:
             "shuffle": self.shuffle,
             "spool_bytes": self.spool_bytes,
             "decode": self.decode,
+            "padding": self.padding,
         }
 
     @property
@@ -339,6 +346,7 @@ class TrainSettings:
             "class_weight": self.class_weight_json,
             "partitioned_already": self.partitioned_already,
             **({"decode": decoded} if decoded else {}),
+            **({} if self.padding is None else {"padding": padding_json(self.padding)}),
         }
 
 

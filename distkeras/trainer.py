@@ -18,6 +18,7 @@ from distkeras.data.batches import DataSpec
 from distkeras.data.binding import GivenEntries, listed
 from distkeras.data.columns import described
 from distkeras.data.model_columns import ASSEMBLED, example
+from distkeras.data.rows import Padding
 from distkeras.data.schema import (
     require_dataframe,
 )
@@ -147,6 +148,9 @@ class Trainer(JobResults):
         decode: function from the value of the features column to an array of the input's shape, or a dictionary from
             columns to such functions; for example, for encoded images. It runs on executors, in the thread that reads
             ahead.
+        padding: `Padding` of the rows of inputs, labels and weights whose shape begins with None, such as those of
+            ``Input((None,))``: of all of them, or a dictionary from columns to theirs. A mini-batch is padded to its
+            longest row. Labels and weights of steps follow the inputs. Default: zeros after a row's steps.
         num_workers: workers, each of which trains on one partition. Default: Spark's default parallelism.
         batch_size: rows of one mini-batch of one worker.
         num_epoch: passes over the data.
@@ -200,6 +204,7 @@ class Trainer(JobResults):
         sample_weight_col: GivenEntries = None,
         class_weight: Mapping[int, float] | str | None = None,
         decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        padding: Padding | Mapping[str, Padding] | None = None,
         num_workers: int | None = None,
         batch_size: int = TrainSettings.batch_size,
         num_epoch: int = TrainSettings.num_epoch,
@@ -603,7 +608,7 @@ class Trainer(JobResults):
             server=self.server_settings,
             worker=self.worker_settings,
             recipe=self.recipe,
-            shapes=[column.shape for column in data.spec.features],
+            shapes=[column.longest_shape for column in data.spec.features],
             stream=data.df.isStreaming,
             resumed=None if resumed is None else resumed.uri,
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder
 
-from distkeras import AEASGD, Deadlines, EnsembleTrainer, Executors, Monitoring, Network, Trainer
+from distkeras import AEASGD, Deadlines, EnsembleTrainer, Executors, Monitoring, Network, Padding, Trainer
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.schedules import Constant
@@ -50,6 +50,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "label_col": ("", 5, ["a", 3], {"b": [""]}),
     "learning_rate": (0.1,),  # the rule makes no steps at the server
     "class_weight": ([1.0, 2.0], "even", {}, {"cat": 1.0}, {-1: 1.0}, {0.5: 1.0}, {0: "2"}, {0: -1.0}, {0: math.nan}),
+    "padding": ("post", {"features": "post"}, {1: Padding()}, 3),
     "decode": ("gray", {}, {"features": 1}, {1: bytes}, [bytes]),
     "sample_weight_col": ("", 3, [[]], {"a": 1}),
     "host": ("", 8080),
@@ -105,7 +106,7 @@ def test_each_keyword_has_invalid_values_above() -> None:
 
 
 def test_a_trainer_has_few_keywords() -> None:
-    assert len(arguments_of(Trainer)) <= 28
+    assert len(arguments_of(Trainer)) <= 29
 
 
 def test_groups_of_options_and_single_options_are_equivalent() -> None:

@@ -23,6 +23,7 @@ from pyspark.ml.util import (
     MLWriter,
 )
 
+from distkeras.data.rows import Padding
 from distkeras.keras_model import archive
 from distkeras.keras_model.attributes import attributes_of, set_attributes
 from distkeras.keras_model.optimizers import inner_optimizer
@@ -118,7 +119,7 @@ class ParamsWritable(DefaultParamsWritable):
 #: The key that marks a JSON object as the description of another value; it holds the kind of that value.
 _KIND = "distkeras"
 #: Settings of plain fields, by kind.
-_SETTINGS: dict[str, type[Any]] = {"deadlines": Deadlines, "checkpoint": Checkpoint, **GROUPS}
+_SETTINGS: dict[str, type[Any]] = {"deadlines": Deadlines, "checkpoint": Checkpoint, "padding": Padding, **GROUPS}
 #: Fields that are valid only in this Spark session, and are not saved.
 _OF_THIS_SESSION = {"resources"}
 

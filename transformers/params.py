@@ -18,6 +18,7 @@ from pyspark.ml.param import Param, Params
 from pyspark.ml.util import DefaultParamsReadable
 from pyspark.sql import Column, DataFrame
 
+from distkeras.data.padding import paddings_of
 from distkeras.data.schema import NumericColumn, numeric_column, require_dataframe
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import (
@@ -216,6 +217,12 @@ class HasDecode(Params):
         "decode",
         "function from the value of the column of features to an array, or a dictionary of them: column to function",
     )
+
+
+class HasPadding(Params):
+    """``padding`` says how rows of any length are cut, and to which lengths they are padded."""
+
+    padding = param("padding", "of rows of any length", paddings_of, "a `distkeras.Padding`, or one for each column")
 
 
 class HasOutputDim(Params):

@@ -26,8 +26,10 @@ import distkeras.transformers.expressions as expressions
 import distkeras.transformers.serving as serving
 from distkeras.data.binding import inputs_of, listed, names_of, outputs_of
 from distkeras.data.column_kinds import TEXT, dtype_of_input, innermost, lists_of, vector_of
-from distkeras.data.columns import Part, user_names
+from distkeras.data.columns import Column, Part, user_names
 from distkeras.data.model_columns import table_of
+from distkeras.data.padding import require_paddings
+from distkeras.data.rows import Padding
 from distkeras.data.schema import (
     decoders,
     field_of,
@@ -54,6 +56,7 @@ from distkeras.transformers.params import (
     POSITIVE_INTEGER,
     HasDecode,
     HasOutputType,
+    HasPadding,
     StageTransformer,
     names_or_mapping,
     param,
@@ -246,7 +249,7 @@ COLUMNS = "a name, distinct names, or a mapping: name of an input or output of t
 BATCH_BYTES = 64 << 20
 
 
-class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # type: ignore[misc]  # the first one reads
+class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode, HasPadding):  # type: ignore[misc]  # the first one reads
     """Add a Keras model's predictions to each row, and keep all other columns, the rows and their order.
 
     ::
@@ -281,9 +284,12 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
         handle_invalid: treatment of a row with a null, NaN or infinity, an array of another size, or a value that
             ``decode`` fails on. "error" (the default): the job that reads it fails. "skip": it is left out. "keep": it
             stays, with null predictions.
-            Where the input has an open extent, rows of several lengths are valid each, and fail the job in any case.
+            Rows of any length are predicted each at its own length, with others of the same one. Where another extent
+            of the input than the first is open, rows must have one length, and others fail the job in any case.
         invalid_col: with handle_invalid="keep", a new column of text: why a row has no prediction, or null. "" for none
             (the default).
+        padding: `distkeras.Padding` of rows of any length, or a dictionary from columns to theirs. Each row is cut to
+            ``longest`` steps, and padded by itself to a length that ``multiple`` permits. Default: neither.
 
     Raises:
         ConfigurationError: The model is not built, cannot be saved, or has no fixed inputs; the number of columns is
@@ -311,14 +317,16 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
         decode: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
         handle_invalid: str | None = None,
         invalid_col: str | None = None,
+        padding: Padding | Mapping[str, Padding] | None = None,
     ) -> None:
         super().__init__()
         self._setDefault(features_col=["features"], output_col=["prediction"], batch_size=1024, batch_bytes=BATCH_BYTES)
-        self._setDefault(output_type="array", decode=None, handle_invalid="error", invalid_col="")
+        self._setDefault(output_type="array", decode=None, handle_invalid="error", invalid_col="", padding=None)
         self._set_given(
             features_col=features_col, output_col=output_col, batch_size=batch_size, batch_bytes=batch_bytes
         )
         self._set_given(output_type=output_type, decode=decode, handle_invalid=handle_invalid, invalid_col=invalid_col)
+        self._set_given(padding=padding)
         self.feature_decoders()  # raises for invalid ones
         if keras_model is not None and not isinstance(keras_model, PackedModel):
             keras_model = PackedModel(archive.to_bytes(keras_model, "keras_model"), custom_objects, keras_model)
@@ -360,6 +368,7 @@ class ModelPredictor(Saveable, StageTransformer, HasOutputType, HasDecode):  # t
             self.feature_decoders(),
             self._required("handle_invalid"),
             self._required("invalid_col"),
+            padding=self.getOrDefault("padding"),
         )
         return predicted(dataset, packed, features, columns, options)
 
@@ -496,6 +505,12 @@ class PackedModel:
     ) -> serving.PredictionPlan:
         """Return the plan of prediction for tasks of ``spark``; ``parts`` are the parts of assembled columns."""
         maps = self._maps and options.models is None
+        if options.padding is not None:
+            given = zip(features, self.inputs, self.tables, strict=True)
+            of_steps = [
+                Column(n, shape, dtype, table=table) for n, (shape, dtype), table in given if shape[:1] == (None,)
+            ]
+            require_paddings(options.padding, of_steps)
         return serving.PredictionPlan(
             read_archive=bytes if maps else self.archive_reader(spark),
             key=self.key,
@@ -503,7 +518,9 @@ class PackedModel:
             settings=self.settings,
             trusted=self.trusted,
             inputs=tuple(
-                serving.ModelInput(name, shape, dtype, options.decode.get(name), parts.get(name, ()), table)
+                serving.ModelInput(
+                    name, shape, dtype, options.decode.get(name), parts.get(name, ()), table, options.padding_of(name)
+                )
                 for name, (shape, dtype), table in zip(features, self.inputs, self.tables, strict=True)
             ),
             columns=tuple(columns),

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from distkeras.data.column_kinds import TEXT, innermost
 from distkeras.data.columns import Column, Part, to_numpy, user_names
+from distkeras.data.rows import Padding, RaggedRows, of_one_length
 from distkeras.data.validity import reasons
 from distkeras.keras_model import keras_config
 from distkeras.keras_model.archive import CustomObjects, from_bytes
@@ -35,6 +36,12 @@ from distkeras.transformers.outputs import OutputColumn
 if TYPE_CHECKING:
     import keras
 
+
+_Rows = Sequence[np.ndarray | RaggedRows]
+"""The inputs of a model, one array each; or rows of any length."""
+
+_Part = tuple[np.ndarray, list[np.ndarray]]
+"""The numbers of some rows, and each output for them."""
 
 #: The most models that one Python worker caches. Spark reuses workers, so that most jobs find their model here.
 MODELS_KEPT = 4
@@ -56,6 +63,7 @@ class ModelInput:
     decode: Callable[[Any], Any] | None = None
     parts: tuple[Part, ...] = ()
     table: tuple[str, int] | None = None
+    padding: Padding = field(default_factory=Padding)
 
 
 class ModelsByKey(Protocol):
@@ -92,6 +100,7 @@ class PredictionOptions:
             keeps them without a prediction.
         invalid_col: new column of text, with "keep": why a row has no prediction, or null; "" for none.
         models: weights by the rows' keys; None: the model's own for all rows.
+        padding: of rows of any length: of all columns, or by column.
     """
 
     batch_size: int
@@ -100,6 +109,7 @@ class PredictionOptions:
     handle_invalid: str = "error"
     invalid_col: str = ""
     models: ModelsByKey | None = None
+    padding: Padding | Mapping[str, Padding] | None = None
 
     def __post_init__(self) -> None:
         if self.invalid_col and self.handle_invalid != "keep":
@@ -107,6 +117,10 @@ class PredictionOptions:
                 "`invalid_col` must be left out unless handle_invalid='keep'. "
                 f"Received: invalid_col={self.invalid_col!r} with handle_invalid={self.handle_invalid!r}"
             )
+
+    def padding_of(self, column: str) -> Padding:
+        """Return how rows of a column are padded."""
+        return self.padding.get(column, Padding()) if isinstance(self.padding, Mapping) else self.padding or Padding()
 
     @property
     def tolerant(self) -> bool:
@@ -160,10 +174,10 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
         if model is None:
             model = _cached_model(plan)
         if plan.options.models is None:
-            outputs = _predict_batches(model, arrays, plan, worker)
+            parts = list(_predict_rows(model, arrays, plan, worker))
         else:
-            outputs, why = _predict_by_key(model, batch, arrays, why, plan, worker)
-        columns = [exact_column(column, outputs[column.output], worker) for column in plan.columns]
+            parts, why = _predict_by_key(model, batch, arrays, why, plan, worker)
+        columns = _columns(parts, plan, worker)
         names = [*batch.schema.names, *(column.name for column in plan.columns)]
         if plan.options.tolerant:
             columns = [spread(column, why) for column in columns] + [pa.array(why, pa.string())]
@@ -174,10 +188,10 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
 
 def _inputs(
     plan: PredictionPlan, batch: pa.RecordBatch, worker: int | None, first_row: int
-) -> tuple[list[np.ndarray], list[str | None]]:
+) -> tuple[list[np.ndarray | RaggedRows], list[str | None]]:
     """Return the model's inputs from the usable rows, and for each row the reason why it is not usable, or None."""
 
-    def convert(part: pa.RecordBatch, first: int) -> list[np.ndarray]:
+    def convert(part: pa.RecordBatch, first: int) -> list[np.ndarray | RaggedRows]:
         return [_input_array(part, column, worker, first) for column in plan.inputs]
 
     try:
@@ -198,7 +212,7 @@ def _inputs(
     # The model is called on a row of zeros, only for the types of the columns: the result goes to no row.
     shapes = [[1, *(extent or 1 for extent in column.shape)] for column in plan.inputs]
     dtypes = [np.dtype(str if column.dtype == TEXT else column.dtype) for column in plan.inputs]
-    return list(map(np.zeros, shapes, dtypes)), why
+    return [np.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)], why
 
 
 def _raise_for_odd_row(
@@ -266,12 +280,12 @@ def _concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def _predict_by_key(
     model: keras.Model,
     batch: pa.RecordBatch,
-    arrays: Sequence[np.ndarray],
+    arrays: _Rows,
     why: Sequence[str | None],
     plan: PredictionPlan,
     worker: int | None,
-) -> tuple[list[np.ndarray], list[str | None]]:
-    """Return each output for the rows with inputs and a model, and for each row the reason why it has none, or None."""
+) -> tuple[list[_Part], list[str | None]]:
+    """Return the outputs of the rows with inputs and a model, and for each row the reason why it has none, or None."""
     models = plan.options.models
     assert models is not None
     no_model = models.reason_without_model(batch)
@@ -282,17 +296,15 @@ def _predict_by_key(
     all_reasons = [reason or other for reason, other in zip(why, no_model, strict=True)]
     usable = batch.filter(pa.array([reason is None for reason in all_reasons]))
     if not usable.num_rows:  # one row of the right type, for `spread`
-        return _predict_batches(model, [array[:1] for array in arrays], plan, worker), all_reasons
+        return list(_predict_rows(model, [array[:1] for array in arrays], plan, worker)), all_reasons
     with_model = np.array([reason is None for other, reason in zip(why, no_model, strict=True) if other is None])
     arrays = [array[with_model] for array in arrays]
-    outputs: list[np.ndarray] = []
+    parts: list[_Part] = []
     for places, load in models.parts(usable):
         load(model)
-        parts = _predict_batches(model, [array[places] for array in arrays], plan, worker)
-        outputs = outputs or [np.empty((usable.num_rows, *part.shape[1:]), part.dtype) for part in parts]
-        for output, part in zip(outputs, parts, strict=True):
-            output[places] = part
-    return outputs, all_reasons
+        own = _predict_rows(model, [array[places] for array in arrays], plan, worker)
+        parts += [(places[within], outputs) for within, outputs in own]
+    return parts, all_reasons
 
 
 def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
@@ -314,6 +326,26 @@ def _cached_model(plan: PredictionPlan) -> keras.Model | MappedModel:
             MODELS.popitem(last=False)
     MODELS.move_to_end(key)
     return model
+
+
+def _predict_rows(
+    model: keras.Model | MappedModel, arrays: _Rows, plan: PredictionPlan, worker: int | None
+) -> Iterator[_Part]:
+    """Yield the outputs of all rows; of those of one length together, so that none is padded for another."""
+    if not any(isinstance(rows, RaggedRows) for rows in arrays):
+        yield np.arange(len(arrays[0])), _predict_batches(model, cast("Sequence[np.ndarray]", arrays), plan, worker)
+        return
+    for places, own in of_one_length(arrays, [column.padding for column in plan.inputs]):
+        yield places, _predict_batches(model, own, plan, worker)
+
+
+def _columns(parts: Sequence[_Part], plan: PredictionPlan, worker: int | None) -> list[pa.Array]:
+    """Return the new columns, in the order of the rows' numbers."""
+    made = [[exact_column(column, outputs[column.output], worker) for _, outputs in parts] for column in plan.columns]
+    if len(parts) == 1:
+        return [one for (one,) in made]
+    order = pa.array(np.argsort(np.concatenate([places for places, _ in parts])))
+    return [pa.concat_arrays(arrays).take(order) for arrays in made]
 
 
 def _predict_batches(
@@ -362,14 +394,16 @@ def pad(array: np.ndarray, full: int) -> np.ndarray:
     return array if n == target else np.concatenate([array, np.repeat(array[-1:], target - n, axis=0)])
 
 
-def _input_array(batch: pa.RecordBatch, column: ModelInput, worker: int | None, first_row: int) -> np.ndarray:
+def _input_array(
+    batch: pa.RecordBatch, column: ModelInput, worker: int | None, first_row: int
+) -> np.ndarray | RaggedRows:
     values = batch.column(batch.schema.get_field_index(column.name))
     if column.dtype == TEXT:
         return _texts(values, column, worker, first_row)
-    shape = tuple(extent for extent in column.shape if extent is not None)
-    is_open = None in column.shape
+    shape: tuple[int | None, ...] = column.shape
+    is_open = None in column.shape[1:]
     if is_open:  # the first row decides for all of them
-        extent = max(1, _open_extent(values[:1], column, math.prod(shape)))
+        extent = max(1, _open_extent(values[:1], column, math.prod(fixed for fixed in column.shape if fixed)))
         shape = tuple(extent if fixed is None else fixed for fixed in column.shape)
     whole = Column(column.name, shape, column.dtype, column.decode, column.parts, table=column.table)
     try:

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from distkeras.data.padding import padding_json
 from distkeras.flags import PAIRS, add_trainer_flags, columns_of, given_options, values_of
 from distkeras.job_server.client import TOKEN, JobClient, RemoteJob
 from distkeras.job_server.errors import JobState
@@ -148,6 +149,8 @@ def _submit(client: JobClient, arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"`--optimizer-set` needs `--optimizer`. Received: {optimizer[1]} for none")
     if "class_weight" in options:
         options["class_weight"] = {str(label): weight for label, weight in options["class_weight"].items()}
+    if "padding" in options:
+        options["padding"] = padding_json(options["padding"])
     job = client.submit(
         arguments.model,
         arguments.rule,

@@ -22,7 +22,8 @@ from distkeras.commands.console import (
     run_command,
     spark_session,
 )
-from distkeras.flags import SWITCH, TomlArgumentParser, columns_of
+from distkeras.data.padding import padding_from_json
+from distkeras.flags import PAIRS, SWITCH, TomlArgumentParser, columns_of, values_of
 from distkeras.ml.params import KEYWORDS, OUTPUT_KINDS
 from distkeras.ps.errors import ConfigurationError
 
@@ -62,6 +63,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "thresholds": {"nargs": "+", "type": float, "metavar": "X"},
     "handle_invalid": {"choices": ("error", "skip", "keep"), "metavar": None},
     "output_type": {"choices": ("array", "vector"), "metavar": None},
+    "padding": PAIRS,
     "output_kind": {"choices": OUTPUT_KINDS, "metavar": None},
 }
 #: Keywords that are no flags: they serve evaluation, or hold no text.
@@ -119,6 +121,10 @@ def given_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
         keyword: columns_of(value) if keyword in ("features_col", "prediction_col") else value
         for keyword, value in present.items()
     }
+    if not present["padding"]:
+        del present["padding"]
+    else:
+        present["padding"] = padding_from_json(values_of(present["padding"]))
     return {
         keyword: value[0] if isinstance(value, list) and len(value) == 1 else value
         for keyword, value in present.items()

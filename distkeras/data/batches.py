@@ -5,33 +5,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from distkeras.data.columns import Column, ColumnArrays
+from distkeras.data.columns import Column, ColumnArrays, ColumnRows
+from distkeras.data.rows import RaggedRows
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import check_fields, count, flag
-
-#: Bytes: the strictest alignment that any build of TensorFlow requires.
-ALIGNMENT = 64
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return a new, uninitialized array that TensorFlow can take over without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.__array_interface__["data"][0] % ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
-def is_aligned(array: np.ndarray) -> bool:
-    """Return whether TensorFlow can take ``array`` over."""
-    return array.flags.c_contiguous and array.__array_interface__["data"][0] % ALIGNMENT == 0
-
 
 Weight = np.ndarray | tuple[np.ndarray, ...] | None
 """Sample weights: one array for all outputs, or one for each; an `absent` one has none. None: there are no weights."""
@@ -60,12 +44,16 @@ class Stack:
     """Mini-batches of one size, in contiguous `aligned` memory that a backend can take over without a copy.
 
     ``x`` and ``y`` have, for each input and target, an array `(batches, n, *column.shape)`, which is not written to.
+
+    Args:
+        lengths: int32 ``(batches, arrays)``: of arrays of any length, those of each mini-batch, after which an array
+            has no meaning; 0 for other arrays. None if there are none of any length.
     """
 
-    __slots__ = ("tensors", "weight", "x", "y")
+    __slots__ = ("lengths", "tensors", "weight", "x", "y")
 
-    def __init__(self, x: ColumnArrays, y: ColumnArrays, weight: Weight) -> None:
-        self.x, self.y, self.weight = x, y, weight
+    def __init__(self, x: ColumnArrays, y: ColumnArrays, weight: Weight, lengths: np.ndarray | None = None) -> None:
+        self.x, self.y, self.weight, self.lengths = x, y, weight, lengths
         #: The signature that a loop is traced for, and the arrays as tensors: cached for all windows of this stack.
         self.tensors: Any = None
 
@@ -85,6 +73,8 @@ class Batch:
         y: for each output, its labels `(n, *column.shape)`, or an `absent` array; empty if no output has labels.
         weight: sample weights `(n,)`, or `(n, steps)` with one for each time step.
         checksum: over the hashes of the partition's rows up to and including this batch's; 0 if rows have no hashes.
+        is_open: for each input, output and weight, whether its rows are of any length, so that the next mini-batch may
+            have another one; empty if none is.
         stack: the stack that it is part of; None for none, as for every result of `dataclasses.replace`.
         place: its number in the stack.
     """
@@ -96,6 +86,7 @@ class Batch:
     y: ColumnArrays
     weight: Weight
     checksum: int = 0
+    is_open: tuple[bool, ...] = ()
     stack: Stack | None = field(default=None, init=False)
     place: int = field(default=0, init=False)
 
@@ -118,9 +109,9 @@ class Batch:
         return replace(self, x=x, y=y, weight=as_weight(weight))
 
 
-def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArrays]:
+def in_blocks(pieces: Iterable[ColumnRows], rows: int) -> Iterator[ColumnRows]:
     """Yield the same rows in blocks of exactly ``rows``, except for the last; contiguous pieces are not copied."""
-    pending: list[ColumnArrays] = []
+    pending: list[ColumnRows] = []
     missing = rows
     for piece in pieces:
         first, end = 0, len(piece[0])
@@ -136,12 +127,14 @@ def in_blocks(pieces: Iterable[ColumnArrays], rows: int) -> Iterator[ColumnArray
         yield _concatenated_columns(pending)
 
 
-def _concatenated_columns(pieces: list[ColumnArrays]) -> ColumnArrays:
+def _concatenated_columns(pieces: list[ColumnRows]) -> ColumnRows:
     return pieces[0] if len(pieces) == 1 else tuple(map(_concatenated, zip(*pieces, strict=True)))
 
 
-def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _concatenated(parts: Sequence[Any]) -> np.ndarray | RaggedRows:
     """Return one view of parts that are contiguous in one array, as in the spool; copy others."""
+    if isinstance(parts[0], RaggedRows):
+        return RaggedRows.concatenated(parts)
     base = parts[0].base
     if not isinstance(base, np.ndarray) or not all(part.base is base for part in parts):
         return np.concatenate(parts)
@@ -199,20 +192,44 @@ class DataSpec:
         given = self.sample_weight
         return () if given is None else given if isinstance(given, tuple) else (given,)
 
-    @property
+    def of_columns(self, changed: Callable[[Column | None], Column | None]) -> DataSpec:
+        """Return the same with other columns, each ``changed``."""
+        weights = tuple(map(changed, self.weights))
+        return replace(
+            self,
+            features=tuple(filter(None, map(changed, self.features))),
+            labels=tuple(map(changed, self.labels)),
+            sample_weight=weights if isinstance(self.sample_weight, tuple) else (*weights, None)[0],
+        )
+
+    @cached_property
     def columns(self) -> tuple[Column, ...]:
         """Return every column once, in the order of first use: an autoencoder's target is its input."""
         weights = tuple(weight for weight in self.weights if weight is not None)
         # Of equal columns the last one counts, which is the label: it says what to check.
         return tuple({column: column for column in self.features + self.targets + weights}.values())
 
+    @cached_property
+    def is_open(self) -> tuple[bool, ...]:
+        """Return for each input, label and weight whether its rows are of any length; nothing if none is."""
+        columns = (*self.features, *self.labels, *self.weights)
+        found = tuple(column is not None and column.is_open for column in columns)
+        return found if any(found) else ()
+
     def sides(self, arrays: ColumnArrays) -> tuple[ColumnArrays, ColumnArrays, Weight]:
         """Return inputs, targets and sample weights as in `Batch`, from one array for each of `columns`."""
-        columns = self.columns
-        by_column: dict[Column | None, np.ndarray] = dict(zip(columns, arrays, strict=True))
-        by_column[None] = absent(arrays[0].shape[: arrays[0].ndim - len(columns[0].shape)])
-        x, y, weights = (tuple(by_column[c] for c in side) for side in (self.features, self.labels, self.weights))
+        rows = arrays[0].shape[: arrays[0].ndim - len(self.columns[0].shape)]
+        x, y, weights = (
+            tuple(absent(rows) if place is None else arrays[place] for place in places) for places in self._places
+        )
         return x, y, as_weight(weights)
+
+    @cached_property
+    def _places(self) -> list[list[int | None]]:
+        """For each input, label and weight, its place among `columns`, or None."""
+        places: dict[Column | None, int | None] = {column: place for place, column in enumerate(self.columns)}
+        sides: Sequence[Sequence[Column | None]] = (self.features, self.labels, self.weights)
+        return [[places.get(column) for column in side] for side in sides]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.column_kinds import Bad, is_list, kind_in_arrow
+from distkeras.data.column_kinds import Bad, innermost, is_list, kind_in_arrow
+from distkeras.data.rows import Padding, RaggedRows
 from distkeras.ps.errors import BadValueError, ColumnTypeError, ShapeError
 from distkeras.ps.validate import invalid
 
@@ -26,41 +27,54 @@ class Part(NamedTuple):
     kind: str
 
 
+#: Steps of a row of any length, by which memory is divided before rows come.
+_ESTIMATED_STEPS = 512
+
+
 @dataclass(frozen=True)
 class Column:
     """One input, target or weight of a model, and the DataFrame column that holds it.
 
     Args:
         name: name of the DataFrame column, exactly as `DataFrame.columns` spells it.
-        shape: shape of one row's value; `()` for a scalar.
+        shape: shape of one row's value; `()` for a scalar. The first extent is None if rows have any length.
         dtype: numpy name of an integer, floating or boolean type.
         decode: makes an array of that shape from a row's value of any kind; None if the values are numbers.
         parts: the columns of one number each that it was assembled from; empty for a single column.
         together: the names of these columns if the DataFrame has no column of this name; empty if it has.
+        padding: for rows of any length: how they are padded.
         classes: for a label that is a class number: it must be an integer in [0, classes).
         ignored: a class number outside of them that is allowed, since the loss leaves it out; None for none.
         probabilities: a label must be in [0, 1].
         loss: name of a label's loss, for error texts; "" if it is unknown.
+        shown_steps: for rows of any length: the steps of a mini-batch on which the model is tried before rows come.
+        steps_of: for labels and weights of steps: the input of which a row has as many steps; "" if it is unknown.
         table: for ids that an Embedding looks up: its name and the rows of its table. Negative ids count from the end.
     """
 
     name: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[int | None, ...] = ()
     dtype: str = "float32"
     decode: Callable[[Any], Any] | None = None
     parts: tuple[Part, ...] = ()
     together: tuple[str, ...] = ()
+    padding: Padding = field(default_factory=Padding)
     classes: int | None = field(default=None, compare=False)
     ignored: int | None = field(default=None, compare=False)
     probabilities: bool = field(default=False, compare=False)
     loss: str = field(default="", compare=False)
+    shown_steps: int = field(default=32, compare=False)
+    steps_of: str = field(default="", compare=False)
     table: tuple[str, int] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise invalid("name", self.name, "the name of a column")
-        if not isinstance(self.shape, tuple) or not all(isinstance(n, int) and n > 0 for n in self.shape):
-            raise invalid("shape", self.shape, "a tuple of positive integers", column=self.name)
+        fixed = self.shape[self.is_open :] if isinstance(self.shape, tuple) else (None,)
+        if not all(isinstance(n, int) and n > 0 for n in fixed):
+            raise invalid(
+                "shape", self.shape, "a tuple of positive integers, of which the first may be None", column=self.name
+            )
         try:
             numeric = isinstance(self.dtype, str) and np.dtype(self.dtype).kind in "biuf"
         except TypeError:
@@ -76,8 +90,25 @@ class Column:
         return self.together or (self.name,)
 
     @property
+    def is_open(self) -> bool:
+        """Return whether rows may have any length."""
+        return self.shape[:1] == (None,)
+
+    @property
+    def step_shape(self) -> tuple[int, ...]:
+        """Return the shape of one step of rows of any length; of other rows, that of a row's value."""
+        return tuple(extent for extent in self.shape if extent is not None)
+
+    @property
+    def longest_shape(self) -> tuple[int | None, ...]:
+        """Return the shape of the longest row's value; the first extent is None if rows of any length are not cut."""
+        longest = self.padding.longest
+        return (self.padding.length(longest), *self.step_shape) if self.is_open and longest is not None else self.shape
+
+    @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        """Return how many numbers a row's value has; of rows of any length, each step."""
+        return math.prod(self.step_shape)
 
     @property
     def checks(self) -> tuple[object, ...]:
@@ -90,7 +121,8 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        return self.size * np.dtype(self.dtype).itemsize
+        """Return the bytes of a row; of rows of any length, an estimate that depends on no row."""
+        return self.size * np.dtype(self.dtype).itemsize * (_ESTIMATED_STEPS if self.is_open else 1)
 
     def name_of(self, place: int) -> str:
         """Return the name of the user's column from which the element at ``place`` of a row's value comes."""
@@ -110,6 +142,12 @@ def described(columns: Iterable[Column]) -> str:
 ColumnArrays = tuple[np.ndarray, ...]
 """One array per column, all of the same length."""
 
+Rows = np.ndarray | Any
+"""The rows of a column: an array; or `RaggedRows`, if the column `is_open`. Any: most columns are not."""
+
+ColumnRows = tuple[Rows, ...]
+"""The rows of each column, all of the same number."""
+
 
 def to_numpy(
     values: pa.Array,
@@ -119,8 +157,8 @@ def to_numpy(
     step: int | None = None,
     first_row: int = 0,
     record: pa.RecordBatch | None = None,
-) -> np.ndarray:
-    """Return one Arrow column as an array.
+) -> Rows:
+    """Return one Arrow column as an array, or as rows of any length.
 
     No copy is made when the type needs no conversion; the result is then a read-only view that keeps
     the Arrow buffer alive. Nested arrays must be nested like `column.shape` (axes of length 1 aside),
@@ -134,7 +172,7 @@ def to_numpy(
         record: the rows with all their columns, for error texts.
 
     Returns:
-        Array of shape `(n, *column.shape)` and dtype `column.dtype`, C-contiguous.
+        Array of shape `(n, *column.shape)` and dtype `column.dtype`, C-contiguous; if `column.is_open`, n `RaggedRows`.
 
     Raises:
         BadValueError: a null, NaN or infinity, a number that overflows a floating `column.dtype`, one that an integer
@@ -156,16 +194,22 @@ def to_numpy(
         text += f", loss={column.loss!r}" if column.loss else ""
         raise kind(text, worker=worker, column=name, step=step)
 
-    def bad(place: int, expected: str, received: object) -> NoReturn:
-        fail(BadValueError, place // column.size, expected, received, place)
+    offsets: np.ndarray | None = None
 
-    def converted(raw: np.ndarray) -> np.ndarray:
-        array = _convert(raw, column, bad).reshape(len(values), *column.shape)
-        _check_range(array, column, bad)
-        return array
+    def bad(place: int, expected: str, received: object) -> NoReturn:
+        step = place // column.size
+        row = step if offsets is None else int(np.searchsorted(offsets, step, "right")) - 1
+        fail(BadValueError, row, expected, received, place)
+
+    def converted(raw: np.ndarray) -> Rows:
+        array = _convert(raw, column, bad).reshape(-1 if column.is_open else len(values), *column.step_shape)
+        check_range(array, column, bad)
+        return array if offsets is None else RaggedRows(array, offsets)
 
     if column.decode is not None:
-        return converted(_decoded(values, column, fail))
+        decoded, decoded_lengths = _decoded(values, column, fail)
+        offsets = _offsets(decoded_lengths) if column.is_open else None
+        return converted(decoded)
     kind = kind_in_arrow(values.type)
     if kind is None:
         raise ColumnTypeError(
@@ -175,8 +219,15 @@ def to_numpy(
             step=step,
         )
     if not len(values):
-        return np.empty((0, *column.shape), column.dtype)
-    flat = kind.from_arrow(_flatten(kind.lists(values), column, fail), column.dtype, bad)
+        nothing = np.empty((0, *column.step_shape), column.dtype)
+        return RaggedRows(nothing, _offsets([])) if column.is_open else nothing
+    lists = kind.lists(values)
+    if column.is_open:
+        steps, lengths = _steps(lists, column, fail)
+        offsets = _offsets(lengths)
+    else:
+        steps = _flatten(lists, column, fail)
+    flat = kind.from_arrow(steps, column.dtype, bad)
     # Only booleans need a copy: they are bits in Arrow, and bytes in numpy.
     return converted(flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type)))
 
@@ -197,20 +248,64 @@ def _row_text(record: pa.RecordBatch, row: int) -> str:
     return f" ({text[:_ROW_MAX]})" if text else ""
 
 
+def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _steps(rows: pa.Array, column: Column, fail: _Fail) -> tuple[pa.Array, np.ndarray]:
+    """Return the numbers of all rows of any length as one flat array without nulls, and the steps of each row."""
+    if rows.null_count:
+        fail(BadValueError, _first_null(rows), "values must not be null", "null")
+    if not is_list(rows.type):
+        if column.size != 1:
+            fail(ShapeError, 0, f"values must fill the shape {column.shape}", "a single number")
+        return rows, np.ones(len(rows), np.int64)
+    lengths = _lengths(rows)
+    offsets = _offsets(lengths)
+
+    def row_of(place: int) -> int:
+        return int(np.searchsorted(offsets, place, "right")) - 1
+
+    def fail_in_step(kind: Any, step: int, expected: str, received: object, place: int | None = None) -> NoReturn:
+        fail(kind, row_of(step), expected, received, place)
+
+    steps = rows.flatten()
+    if not len(steps):
+        return innermost(steps), lengths
+    if is_list(steps.type):
+        return _flatten(steps, replace(column, shape=column.step_shape), fail_in_step), lengths
+    if steps.null_count:
+        fail(BadValueError, row_of(_first_null(steps)), "values must not be null", "null")
+    unequal = np.flatnonzero(lengths % column.size)
+    if unequal.size:
+        text = f"arrays must hold a multiple of {column.size} values each, for shape {column.shape}"
+        fail(ShapeError, int(unequal[0]), text, f"{lengths[unequal[0]]} values")
+    return steps, lengths // column.size
+
+
+def _first_null(values: pa.Array) -> int:
+    return int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+
+
+def _lengths(lists: pa.Array) -> np.ndarray:
+    """Return the length of each of some lists, of which none is null."""
+    if pa.types.is_fixed_size_list(lists.type):
+        return np.full(len(lists), lists.type.list_size)
+    lengths: np.ndarray = np.diff(lists.offsets.to_numpy())
+    return lengths
+
+
 def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
     """Return the numbers of all rows as one flat array; each row must hold `column.size` of them and no null."""
     nesting: list[int] = []  # length of the lists at each level, the outermost first
     while True:
         if values.null_count:
-            position = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+            position = _first_null(values)
             place = position if nesting else None
             fail(BadValueError, position // math.prod(nesting), "values must not be null", "null", place)
         if not is_list(values.type):
             break
-        if pa.types.is_fixed_size_list(values.type):
-            lengths = np.full(len(values), values.type.list_size)
-        else:
-            lengths = np.diff(values.offsets.to_numpy())
+        lengths = _lengths(values)
         # A flat array must have the model's length; at each level of a nested one, all lists must be equally long.
         flat = not nesting and not is_list(values.type.value_type)
         expected = column.size if flat else max(1, int(lengths[0]))
@@ -229,8 +324,8 @@ def _flatten(values: pa.Array, column: Column, fail: _Fail) -> pa.Array:
     return values
 
 
-def _decoded(values: pa.Array, column: Column, fail: _Fail) -> np.ndarray:
-    """Return the results of `column.decode` for all values as one flat array."""
+def _decoded(values: pa.Array, column: Column, fail: _Fail) -> tuple[np.ndarray, list[int]]:
+    """Return the results of `column.decode` for all values as one flat array, and the first extent of each."""
     assert column.decode is not None
     arrays = []
     for row, raw in enumerate(values.to_pylist()):
@@ -242,14 +337,24 @@ def _decoded(values: pa.Array, column: Column, fail: _Fail) -> np.ndarray:
             fail(BadValueError, row, "`decode` must make an array of every value", f"{type(error).__name__}: {error}")
         if array.dtype.kind not in "biuf":
             fail(BadValueError, row, "`decode` must make an array of numbers", f"dtype {array.dtype}")
-        if array.shape != column.shape and [n for n in array.shape if n != 1] != [n for n in column.shape if n != 1]:
+        if not _fills(array.shape, column):
             text = f"`decode` must make arrays of shape {column.shape}"
             fail(ShapeError, row, text, f"shape {array.shape}")
-        arrays.append(array.reshape(-1))
-    return np.concatenate(arrays) if arrays else np.empty(0, column.dtype)
+        arrays.append(array)
+    flat = [array.reshape(-1) for array in arrays]
+    return np.concatenate(flat) if flat else np.empty(0, column.dtype), [len(a) if a.ndim else 1 for a in arrays]
 
 
-def _check_range(values: np.ndarray, column: Column, bad: Bad) -> None:
+def _fills(shape: tuple[int, ...], column: Column) -> bool:
+    """Return whether an array has a column's shape, axes of length 1 aside; the axis of steps counts always."""
+    if column.is_open and not shape:
+        return False
+    own, expected = shape[column.is_open :], column.step_shape
+    return own == expected or [n for n in own if n != 1] == [n for n in expected if n != 1]
+
+
+def check_range(values: np.ndarray, column: Column, bad: Bad) -> None:
+    """Call ``bad`` for the first number that is no id of the column's table, no class, or no probability."""
     if column.table is not None:
         _check_ids(values, *column.table, bad)
     if column.classes is not None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from distkeras.data.batches import Batch, DataSpec, Stack, aligned, is_aligned
-from distkeras.data.columns import ColumnArrays
+from distkeras.data.batches import Batch, DataSpec, Stack
+from distkeras.data.columns import Column, ColumnArrays, ColumnRows
+from distkeras.data.rows import RaggedRows, aligned, is_aligned
 from distkeras.data.schema import quoted, ready_columns
 from distkeras.ps.checkpoint.state import SUM_BITS, SUM_SHIFT, checksum_of
 from distkeras.ps.errors import ConfigurationError, LedgerError
@@ -135,6 +136,9 @@ class RowChecksum:
 BLOCK_BYTES = 8 << 20
 BLOCK_ROWS = 1 << 16
 
+#: Mini-batches among which `Padding.bucket` puts rows of like length side by side.
+_BUCKET = 64
+
 #: Shuffled batches are gathered several at a time, so that a worker's windows are contiguous in memory.
 GATHER_BYTES = 4 << 20
 
@@ -151,27 +155,40 @@ class BatchRows(NamedTuple):
         views = tuple(array[self.rows] for array in self.gather.columns())
         for view in views:
             view.flags.writeable = False
-        batch = Batch(epoch, index, last, *self.gather.spec.sides(views), self.checksum)
-        stack, place = self.gather.stack, self.rows.start // self.gather.spec.batch_size
+        spec = self.gather.spec
+        batch = Batch(epoch, index, last, *spec.sides(views), self.checksum, spec.is_open)
+        stack, place = self.gather.stack, self.rows.start // spec.batch_size
         return batch if stack is None or place >= len(stack) else batch.placed_in(stack, place)
 
 
 class Gather:
-    """Rows of several columns in this order, gathered once, on first use; None: all rows, without a copy."""
+    """Rows of several columns in this order, gathered once, on first use; None: all rows, without a copy.
 
-    def __init__(self, spec: DataSpec, columns: ColumnArrays, order: np.ndarray | None = None) -> None:
+    Rows of any length need an order, and are those of one mini-batch: it is padded by itself.
+    """
+
+    def __init__(self, spec: DataSpec, columns: ColumnRows, order: np.ndarray | None = None) -> None:
         self.spec = spec
-        self._columns, self._order = columns, order
+        self._rows, self._order = columns, order
+        self._columns: ColumnArrays = columns if order is None else ()  # none is ragged
+        #: Of rows of any length: their steps, and those of the padded arrays; 0 until rows are gathered.
+        self.steps = self.padded_steps = 0
         #: The full mini-batches, if they are aligned for a backend; None until rows are gathered.
         self.stack: Stack | None = None
-        if order is None and len(columns[0]) >= 2 * spec.batch_size and all(map(is_aligned, columns)):
-            self.stack = self._stacked(columns)
+        if order is None and len(columns[0]) >= 2 * spec.batch_size and all(map(is_aligned, self._columns)):
+            self.stack = self._stacked(self._columns)
 
     def columns(self) -> ColumnArrays:
         """Return one array per column; gathered arrays are aligned for TensorFlow."""
         if self._order is not None:
-            self._columns, self._order = tuple(_take(array, self._order) for array in self._columns), None
-            self.stack = self._stacked(self._columns)
+            columns = zip(self._rows, self.spec.columns, strict=True)
+            self._columns = tuple(_take(rows, self._order, column) for rows, column in columns)
+            for rows, array in zip(self._rows, self._columns, strict=True):
+                if isinstance(rows, RaggedRows):
+                    self.steps += int(np.minimum(rows.lengths_of(self._order), array.shape[1]).sum())
+                    self.padded_steps += array.shape[0] * array.shape[1]
+            self._rows, self._order = (), None
+            self.stack = None if self.spec.is_open else self._stacked(self._columns)
         return self._columns
 
     def _stacked(self, columns: ColumnArrays) -> Stack:
@@ -192,6 +209,7 @@ class EpochOrder:
     def __init__(self, spec: DataSpec, worker: int, window: int) -> None:
         self._spec = spec
         self._worker = worker
+        self._buckets = spec.shuffle and any(column.padding.bucket for column in spec.columns if column.is_open)
         size = spec.batch_size
         most = max(1, GATHER_BYTES // (size * spec.row_bytes))
         #: Mini-batches that are contiguous in memory.
@@ -200,22 +218,41 @@ class EpochOrder:
         self.block_rows = (
             size * max(1, min(BLOCK_ROWS, BLOCK_BYTES // spec.row_bytes) // size) if spec.shuffle else size
         )
+        if self._buckets:
+            self.block_rows = max(self.block_rows, size * _BUCKET)
 
-    def cut(self, columns: ColumnArrays, checksum: int, epoch: int, block: int | None = None) -> Iterator[BatchRows]:
+    def cut(self, columns: ColumnRows, checksum: int, epoch: int, block: int | None = None) -> Iterator[BatchRows]:
         """Cut all rows of ``columns`` into mini-batches, of which the last may be shorter."""
         size, rows = self._spec.batch_size, len(columns[0])
-        if not self._spec.shuffle:
+        if not self._spec.shuffle and not self._spec.is_open:
             gather = Gather(self._spec, columns)
             for first in range(0, rows, size):
                 yield BatchRows(gather, slice(first, min(first + size, rows)), checksum)
             return
         order = row_order(self._spec, self._worker, epoch, rows, block)
-        together = size * self.gathered
+        together = size * (1 if self._spec.is_open else self.gathered)
+        if self._buckets:
+            order = bucketed(order, columns, size)
         for start in range(0, rows, together):
             gather = Gather(self._spec, columns, order[start : start + together])
             end = min(together, rows - start)
             for first in range(0, end, size):
                 yield BatchRows(gather, slice(first, min(first + size, end)), checksum)
+
+
+def bucketed(order: np.ndarray, columns: ColumnRows, size: int) -> np.ndarray:
+    """Return ``order`` with rows of like length in each mini-batch of ``size`` rows; a shorter one stays as it is.
+
+    Each bucket of mini-batches keeps its rows: they are sorted by length, and the mini-batches are put in the order of
+    the first of their rows in ``order``, which is random.
+    """
+    lengths = np.max([rows.lengths for rows in columns if isinstance(rows, RaggedRows)], axis=0)[order]
+    sorted_order, whole = order.copy(), len(order) // size * size
+    for start in range(0, whole, size * _BUCKET):
+        end = min(start + size * _BUCKET, whole)
+        batches = start + np.argsort(lengths[start:end], kind="stable").reshape(-1, size)
+        sorted_order[start:end] = order[batches[np.argsort(batches.min(axis=1))]].reshape(-1)
+    return sorted_order
 
 
 def row_order(spec: DataSpec, worker: int, epoch: int, rows: int, block: int | None = None) -> np.ndarray:
@@ -226,6 +263,8 @@ def row_order(spec: DataSpec, worker: int, epoch: int, rows: int, block: int | N
     return np.random.default_rng(key).permutation(rows)
 
 
-def _take(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _take(array: np.ndarray | RaggedRows, rows: np.ndarray, column: Column) -> np.ndarray:
+    if isinstance(array, RaggedRows):
+        return array.padded(rows, column.padding)
     out = aligned((len(rows), *array.shape[1:]), array.dtype)
     return array.take(rows, axis=0, out=out, mode="clip")  # with a mode that can raise, `out` is buffered

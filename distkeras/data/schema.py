@@ -335,7 +335,7 @@ def require_classes(class_weight: Mapping[int, float], spec: DataSpec) -> None:
         raise ConfigurationError(
             "`class_weight` needs labels that are not decoded. Received: `decode`", column=label.name
         )
-    if (classes is not None and label.size != 1) or sum(extent != 1 for extent in label.shape) > 1:
+    if label.is_open or (classes is not None and label.size != 1) or sum(extent != 1 for extent in label.shape) > 1:
         raise ConfigurationError(
             "`class_weight` needs one class a row: a class number, or a one-hot array. "
             f"Received: labels of shape {label.shape}",

@@ -14,22 +14,21 @@ to the end of its block, and a later attempt that skips the batch compares it.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from distkeras.data.batches import Batch, DataSpec, in_blocks
-from distkeras.data.columns import Column, ColumnArrays, to_numpy
+from distkeras.data.columns import ColumnRows, to_numpy
 from distkeras.data.ordering import SAVE_ROWS, BatchRows, EpochOrder, RowChecksum, partitioned
+from distkeras.data.rows import RaggedRows
+from distkeras.data.spool import Spool, local_directory
 from distkeras.ps.errors import (
     ConfigurationError,
     DeadlineError,
@@ -38,112 +37,13 @@ from distkeras.ps.errors import (
     LedgerError,
     LocalProtocolError,
     MissingColumnError,
+    ShapeError,
 )
 from distkeras.ps.validate import invalid, require_integer
 from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-#: Bytes to allocate at first, if the budget allows: the system provides pages only as they are filled.
-_FIRST_BYTES = 256 << 20
-
-
-class Spool:
-    """Rows in the order of arrival: in memory up to a budget, beyond it in memory-mapped files.
-
-    Either way a column is one contiguous array, so that picking rows at random is one `numpy.take` and not a search
-    through chunks. The files hold raw values, one file per column, and are unlinked as soon as they are open: even
-    a killed process leaves nothing on the disk.
-
-    Not thread-safe.
-
-    Args:
-        columns: shape and dtype of one row's values.
-        budget: bytes of rows to hold in memory. Beyond 256 MB memory grows by doubling, without ever holding more
-            than that at once.
-    """
-
-    def __init__(self, columns: Sequence[Column], budget: int, directory: str) -> None:
-        self._columns = tuple(columns)
-        self._directory = directory
-        row_bytes = sum(column.row_bytes for column in columns)
-        self._memory_rows = budget // row_bytes
-        self._first_rows = _FIRST_BYTES // row_bytes
-        self._arrays: ColumnArrays = self._allocate(0)  # in memory, with room to grow, or mapped files
-        self._files: list[BinaryIO] | None = None
-        self.rows = 0
-
-    @property
-    def on_disk(self) -> bool:
-        return self._files is not None
-
-    def append(self, arrays: ColumnArrays) -> ColumnArrays:
-        """Copy rows to the end; return views of them if they are in memory, so that `arrays` can be freed.
-
-        An OSError says that the disk is full, or the directory cannot be written.
-        """
-        total = self.rows + len(arrays[0])
-        if self._files is None and total > self._memory_rows:
-            self._spill()
-        if self._files is not None:
-            self._write(arrays)
-        else:
-            if total > len(self._arrays[0]):
-                self._grow(total)
-            new, arrays = arrays, tuple(array[self.rows : total] for array in self._arrays)
-            for kept, values in zip(arrays, new, strict=True):
-                kept[...] = values
-        self.rows = total
-        return arrays
-
-    def arrays(self) -> ColumnArrays:
-        """Return all rows appended so far, one array per column; later calls of `append` do not change them."""
-        if self._files is not None and len(self._arrays[0]) != self.rows:
-            self._arrays = tuple(map(self._map, self._files, self._columns))
-        return tuple(array[: self.rows] for array in self._arrays)
-
-    def close(self) -> None:
-        """Free memory and files. Arrays that were returned before stay valid."""
-        for file in self._files or ():
-            file.close()
-        self._arrays = ()
-
-    def _allocate(self, rows: int) -> ColumnArrays:
-        return tuple(np.empty((rows, *column.shape), column.dtype) for column in self._columns)
-
-    def _grow(self, rows: int) -> None:
-        # New pages are not resident before they are written, so old and new arrays together stay within the budget.
-        grown = self._allocate(min(max(rows, 2 * len(self._arrays[0]), self._first_rows), self._memory_rows))
-        for new, old in zip(grown, self.arrays(), strict=True):
-            new[: self.rows] = old
-        self._arrays = grown
-
-    def _spill(self) -> None:
-        in_memory, self._arrays = self.arrays(), self._allocate(0)
-        self._files = [self._open() for _ in self._columns]
-        self._write(in_memory)
-
-    def _open(self) -> BinaryIO:
-        file = tempfile.TemporaryFile(prefix="distkeras-", dir=self._directory)  # noqa: SIM115 - closed by `close`
-        return cast("BinaryIO", file)
-
-    def _write(self, arrays: ColumnArrays) -> None:
-        assert self._files is not None
-        for file, array in zip(self._files, arrays, strict=True):
-            if array.size:
-                file.write(np.ascontiguousarray(array).data)
-
-    def _map(self, file: BinaryIO, column: Column) -> np.ndarray:
-        file.flush()
-        return np.asarray(np.memmap(file, column.dtype, "r", shape=(self.rows, *column.shape)))
-
-
-def local_directory(worker: int) -> str:
-    """Return a directory for the files of a task: one of Spark's local ones, chosen by the worker's id."""
-    spark = [path for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if path and Path(path).is_dir()]
-    return spark[worker % len(spark)] if spark else tempfile.gettempdir()
 
 
 T = TypeVar("T")
@@ -278,7 +178,7 @@ class BatchSource:
 
     The iteration raises:
         BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is not a class.
-        ShapeError: a ragged array, or values that do not fill the column's shape.
+        ShapeError: values that do not fill the column's shape.
         MissingColumnError: the rows lack a column.
         ColumnTypeError: a column does not hold numbers.
         LedgerError: `start` lies beyond the end of its epoch, or the rows before it have another checksum: these are
@@ -319,6 +219,7 @@ class BatchSource:
         # A whole window is ready when the one before it is over, unless it is large.
         self._depth = max(depth, 2 * min(window, self._order.gathered))
         self._checksum = RowChecksum(self._order.block_rows)
+        self._steps = self._padded_steps = 0
         self._spool: Spool | None = None
         if spec.epochs > 1 or spec.rewindable:
             self._spool = Spool(spec.columns, spec.spool_bytes, directory or local_directory(worker))
@@ -358,6 +259,11 @@ class BatchSource:
         rows = self._expected_rows
         done = (batch.index + 1) * self._spec.batch_size
         return 1.0 if batch.last else min(1.0, done / rows) if rows else 0.0
+
+    @property
+    def padding(self) -> float | None:
+        """Return the share of padding in the steps of the mini-batches so far; None without rows of any length."""
+        return 1 - self._steps / self._padded_steps if self._padded_steps else None
 
     @property
     def batches_per_epoch(self) -> int:
@@ -407,13 +313,13 @@ class BatchSource:
             end += len(block[0])
             yield from self._order.cut(block, self._checksum.before(end), 0, number)
 
-    def _all_rows(self) -> Iterator[ColumnArrays]:
+    def _all_rows(self) -> Iterator[ColumnRows]:
         """Yield all rows in the order of arrival: those read before a `rewind`, then the remaining ones."""
         if self._spool is not None and self._spool.rows:
             yield self._spool.arrays()
         yield from self._remaining_rows()
 
-    def _remaining_rows(self) -> Iterator[ColumnArrays]:
+    def _remaining_rows(self) -> Iterator[ColumnRows]:
         """Yield the rows that have not been read yet, until the prefetcher is closed for a `rewind`."""
         while not self._prefetcher.closed:
             rows = self._read_record()
@@ -421,7 +327,7 @@ class BatchSource:
                 return
             yield rows
 
-    def _read_record(self) -> ColumnArrays | None:
+    def _read_record(self) -> ColumnRows | None:
         """Return the columns of the next record batch, checked and spooled; None at the end."""
         record = next(self._arrow, None)
         if record is None:
@@ -445,13 +351,13 @@ class BatchSource:
         previous: BatchRows | None = None
         for rows in batch_rows:
             if previous is not None and count > start:
-                yield previous.batch(epoch, count - 1, False)
+                yield self._batch(previous, epoch, count - 1, False)
             previous = rows
             count += 1
             if count == start:
                 self._check_checksum(epoch, start, rows.checksum, checksum)
         if previous is not None and count > start:
-            yield previous.batch(epoch, count - 1, True)
+            yield self._batch(previous, epoch, count - 1, True)
         if start > count:
             raise LedgerError(
                 f"the input has not returned the same rows as before: {count} mini-batches in epoch {epoch}, of which "
@@ -459,6 +365,12 @@ class BatchSource:
                 worker=self._worker,
                 step=start,
             )
+
+    def _batch(self, rows: BatchRows, epoch: int, index: int, last: bool) -> Batch:
+        batch = rows.batch(epoch, index, last)
+        self._steps += rows.gather.steps
+        self._padded_steps += rows.gather.padded_steps
+        return batch
 
     def _check_checksum(self, epoch: int, index: int, checksum: int, expected: int | None) -> None:
         if expected is not None and checksum != expected:
@@ -470,7 +382,7 @@ class BatchSource:
             )
 
 
-def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step: int, first_row: int) -> ColumnArrays:
+def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step: int, first_row: int) -> ColumnRows:
     """Return the columns of ``spec`` as arrays, after a check that they can be trained on."""
     arrays = []
     for column in spec.columns:
@@ -482,6 +394,22 @@ def checked_columns(record: pa.RecordBatch, spec: DataSpec, *, worker: int, step
             )
         values = record.column(column.name)
         arrays.append(to_numpy(values, column, worker=worker, step=step, first_row=first_row, record=record))
+    lengths: dict[str, np.ndarray] = {}
+    for column, rows in zip(spec.columns, arrays, strict=True):
+        if isinstance(rows, RaggedRows):
+            lengths[column.name] = rows.lengths
+    for column in spec.columns:
+        if column.steps_of:
+            unequal = np.flatnonzero(lengths[column.name] != lengths[column.steps_of])
+            if unequal.size:
+                row = unequal[0]
+                raise ShapeError(
+                    f"a row must have as many steps as in {column.steps_of!r}, {lengths[column.steps_of][row]}. "
+                    f"Received: {lengths[column.name][row]} in row {first_row + row}",
+                    worker=worker,
+                    column=column.name,
+                    step=step,
+                )
     return tuple(arrays)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distkeras.data.batches import DataSpec, flat_weight
-from distkeras.data.columns import ColumnArrays
+from distkeras.data.columns import ColumnRows
 from distkeras.data.model_columns import example
 from distkeras.data.ordering import EpochOrder, row_order
 from distkeras.keras_model.archive import read_config
@@ -41,7 +41,7 @@ class ReplicaOfGroups:
         self._replica: KerasReplica | None = None
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
 
-    def train(self, columns: ColumnArrays, spec: DataSpec) -> tuple[KerasReplica, np.ndarray]:
+    def train(self, columns: ColumnRows, spec: DataSpec) -> tuple[KerasReplica, np.ndarray]:
         """Train on the rows of one group, as a single machine would.
 
         Epoch ``e`` has the rows in the order ``numpy.random.default_rng((seed, 0, e)).permutation(rows)``, or in the
@@ -191,6 +191,11 @@ class GroupsSideBySide:
                 "`side_by_side` needs a model of Keras' own classes and functions: others may have state that is not "
                 f"in their variables. Received: side_by_side={count} with model={model.name!r}"
             )
+        if spec.is_open:
+            raise ConfigurationError(
+                "`side_by_side` needs rows of one length, since groups share arrays. "
+                f"Received: side_by_side={count} with a model whose inputs are of any length"
+            )
         if model.run_eagerly:
             raise ConfigurationError("`side_by_side` needs a compiled step. Received: a model with run_eagerly=True")
         require_small_stack(replica.nbytes, count)
@@ -198,7 +203,7 @@ class GroupsSideBySide:
         stack = STACKS[recipe.backend]
         self._models = stack(model, example(spec), replica.reported, len(replica.metric_names), count)
 
-    def train(self, groups: Sequence[ColumnArrays]) -> list[tuple[bytes, np.ndarray] | NonFiniteError]:
+    def train(self, groups: Sequence[ColumnRows]) -> list[tuple[bytes, np.ndarray] | NonFiniteError]:
         """Train on the rows of some groups, each as `ReplicaOfGroups.train` does up to rounding.
 
         Return for each group the weights of its model, as `packed_weights` makes them, and its loss and metrics; or an
@@ -228,7 +233,7 @@ class GroupsSideBySide:
         ]
 
     def _train_epoch(
-        self, columns: ColumnArrays, orders: Sequence[np.ndarray], epoch: int, errors: dict[int, NonFiniteError]
+        self, columns: ColumnRows, orders: Sequence[np.ndarray], epoch: int, errors: dict[int, NonFiniteError]
     ) -> np.ndarray:
         """Train an epoch; return float64 ``(groups, metrics)``: sums over rows. Groups with errors are left out."""
         sums: np.ndarray | None = None

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from distkeras.data.batches import DataSpec, in_blocks
-from distkeras.data.columns import ColumnArrays
+from distkeras.data.columns import ColumnRows
 from distkeras.data.ordering import ROW_HASH
 from distkeras.data.source import checked_columns
 from distkeras.groups.replica import GroupsSideBySide, ReplicaOfGroups, weights_of
@@ -45,7 +45,7 @@ class _Models:
         self._alone = ReplicaOfGroups(task.recipe, self._model_file)
         self._side_by_side: GroupsSideBySide | None = None
 
-    def train_alone(self, columns: ColumnArrays) -> _Outcome:
+    def train_alone(self, columns: ColumnRows) -> _Outcome:
         """Train on the rows of one group."""
 
         def trained() -> tuple[bytes, np.ndarray]:
@@ -54,7 +54,7 @@ class _Models:
 
         return _result_or_error(trained)
 
-    def train(self, groups: Sequence[ColumnArrays]) -> Sequence[_Outcome]:
+    def train(self, groups: Sequence[ColumnRows]) -> Sequence[_Outcome]:
         """Train on the rows of some groups; return the outcome of each of them."""
         task = self._task
         if task.side_by_side == 1:
@@ -218,7 +218,7 @@ class GroupPartition:
         metrics = tuple(zip(self._task.metrics[1:], means[1:].tolist(), strict=True))
         return TrainedGroup(group.rows, seconds, float(means[0]), metrics, None, group.rows_sum, weights)
 
-    def _columns(self, group: _GroupRows) -> ColumnArrays:
+    def _columns(self, group: _GroupRows) -> ColumnRows:
         """Return the group's rows as arrays, and discard its record batches, so that the rows are in memory once."""
         parts, rows = [], 0
         size = self._task.spec.batch_size

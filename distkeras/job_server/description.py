@@ -18,6 +18,8 @@ from pydantic_core import from_json
 
 from distkeras.callbacks import EarlyStopping
 from distkeras.data.losses import CHOSEN_BY_LABELS
+from distkeras.data.padding import padding_from_json
+from distkeras.data.rows import Padding
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.submission import LEFT_OUT
 from distkeras.ps.errors import ConfigurationError
@@ -127,6 +129,10 @@ def _options_model(
     return cast("type[Submitted]", create_model(name, __base__=Submitted, **more))
 
 
+_Padding = _options_model("Fields of Padding", Padding)
+_TYPES["Padding | Mapping[str, Padding]"] = (
+    _Padding | Annotated[dict[str, _Padding], Field(min_length=1, max_length=_ITEMS)]  # type: ignore[valid-type]  # a class that is made here
+)
 _SCHEDULES = [
     _options_model(f"{kind.__name__}Schedule", kind, schedule=(Literal[name], ...)) for name, kind in SCHEDULES.items()
 ]
@@ -267,7 +273,7 @@ class JobDescription(Description):
         options = self.options.model_dump(exclude_unset=True)
         if isinstance(options.get("class_weight"), Mapping):
             options["class_weight"] = {int(name): weight for name, weight in options["class_weight"].items()}
-        return grouped(options)
+        return grouped(_with_padding(options))
 
 
 class PredictionDescription(Description):
@@ -281,6 +287,19 @@ class PredictionDescription(Description):
         None, description="The finished job whose model predicts. Without it, a model must be sent."
     )
     options: PredictorOptions = Field(PredictorOptions(), description="Keywords of ModelPredictor.")
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the arguments of `ModelPredictor`."""
+        options: dict[str, Any] = self.options.model_dump(exclude_unset=True)
+        return _with_padding(options)
+
+
+def _with_padding(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with `Padding` in place of its fields; raise DescriptionError if one is not valid."""
+    try:
+        return options | {"padding": padding_from_json(options["padding"])} if "padding" in options else options
+    except ConfigurationError as error:
+        raise DescriptionError(error.message, "options.padding") from error
 
 
 def _require_known(options: Mapping[str, Any]) -> None:

@@ -107,7 +107,7 @@ def predict(
 
     data, output = places
     model = PackedModel(folder.sent_model.read_bytes())
-    rows = ModelPredictor(model, **description.options.model_dump(exclude_unset=True)).transform(_read(spark, data))
+    rows = ModelPredictor(model, **description.keywords()).transform(_read(spark, data))
     if not folder.begun.exists():
         if _exists(spark, output):
             raise ConfigurationError(f"`output` must not exist yet. Received: {output}, which exists")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from io import BytesIO
 from typing import Any
 
+from distkeras.data.padding import padding_json
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import require_archive
 from distkeras.keras_model import archive
@@ -92,6 +93,7 @@ def _options(trainer: Trainer) -> Iterator[tuple[str, Any]]:
         special["learning_rate"] = rate.rate
     if training.class_weight is not None:
         special["class_weight"] = training.class_weight_json
+    special["padding"] = padding_json(training.padding)
     settings: dict[str, Any] = {}
     for group in (trainer.server_settings, trainer.worker_settings, training):
         settings |= {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}

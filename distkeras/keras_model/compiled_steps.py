@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Stack, aligned, as_weight, flat_weight, is_absent
+from distkeras.data.batches import Stack, as_weight, flat_weight, is_absent
+from distkeras.data.rows import aligned
 from distkeras.keras_model.optimizers import divides_by_zero, inner_optimizer
 from distkeras.private_keras import all_layers, slots_of
 from distkeras.ps.errors import ConfigurationError
@@ -158,13 +159,13 @@ class CompiledSteps:
         Raises:
             ConfigurationError: ``train_step`` does not return all ``metrics``.
         """
-        rows = [self._run_span(*span, metrics, width) for span in spans(batches)]
+        rows = [self._run_span(*span, metrics, width) for span in spans(batches, any_length=True)]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run_span(self, stack: Stack, first: int, steps: int, metrics: Sequence[str], width: int) -> np.ndarray:
         if stack.tensors is None:
-            arrays = arrays_of(stack)
-            kinds = [(array.shape[2:], array.dtype) for array in arrays]
+            arrays = arrays_of(stack) if stack.lengths is None else [*arrays_of(stack), stack.lengths]
+            kinds = [(shape, array.dtype) for shape, array in zip(_row_shapes(stack), arrays, strict=False)]
             stack.tensors = (len(flat_weight(stack.weight)), *kinds), list(map(lent, arrays))
         kind, tensors = stack.tensors
         loop = self._loops.get(kind)
@@ -186,7 +187,10 @@ class CompiledSteps:
         def step(*arrays: Any) -> None:
             found.update((name, tuple(np.shape(value))) for name, value in self._step(batch, arrays).items())
 
-        specs = [tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in arrays_of(batch)]
+        arrays = arrays_of(batch)
+        is_open = batch.is_open or [False] * len(arrays)
+        shapes = [(None, *a.shape[2:]) if is_any else a.shape[1:] for a, is_any in zip(arrays, is_open, strict=True)]
+        specs = [tf.TensorSpec((None, *s), a.dtype) for s, a in zip(shapes, arrays, strict=True)]
         with without_updates(self._model.optimizer):
             tf.function(step, autograph=False).get_concrete_function(*specs)
         return found
@@ -219,19 +223,31 @@ class CompiledSteps:
 
         compiled = tf.function(step, jit_compile=True, autograph=False) if model.jit_compile else step
 
+        shapes = _row_shapes(stack)
+
+        def of_batch(span: Sequence[Any], i: Any) -> list[Any]:
+            """Return the arrays of a mini-batch, each as long as the mini-batch's rows are."""
+            return [
+                array[i, :, : span[-1][i, number]] if shape[:1] == (None,) else array[i]
+                for number, (array, shape) in enumerate(zip(span, shapes, strict=False))
+            ]
+
         def loop(bounds: Any, *stacks: Any) -> Any:
             span = [array[bounds[0] : bounds[1]] for array in stacks]
             steps = bounds[1] - bounds[0]
             rows = tf.TensorArray(tf.float64, size=steps, element_shape=(width,))
             _, rows = tf.while_loop(
                 lambda i, _: i < steps,
-                lambda i, rows: (i + 1, rows.write(i, compiled(*(array[i] for array in span)))),
+                lambda i, rows: (i + 1, rows.write(i, compiled(*of_batch(span, i)))),
                 (0, rows),
                 parallel_iterations=1,
             )
             return rows.stack()
 
-        specs = [tf.TensorSpec((None, None, *array.shape[2:]), array.dtype) for array in arrays_of(stack)]
+        arrays = arrays_of(stack)
+        specs = [tf.TensorSpec((None, None, *s), a.dtype) for s, a in zip(shapes, arrays, strict=True)]
+        if stack.lengths is not None:
+            specs.append(tf.TensorSpec((None, len(arrays)), tf.int32))
         bounds = tf.TensorSpec((2,), tf.int32)
         traced: _CompiledLoop = tf.function(loop, autograph=False).get_concrete_function(bounds, *specs)
         return traced
@@ -244,32 +260,67 @@ def _bounds(first: int, steps: int) -> tf.Tensor:
     return tf.constant((first, first + steps), tf.int32)
 
 
-def spans(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
-    """Yield each contiguous run of mini-batches: their stack, the place of the first, and their number."""
+def _row_shapes(stack: Stack) -> list[tuple[int | None, ...]]:
+    """Return the shape of a row of each array of a stack; the first extent is None if mini-batches differ in it."""
+    arrays = arrays_of(stack)
+    is_open = [False] * len(arrays) if stack.lengths is None else stack.lengths[0] > 0
+    return [(None, *a.shape[3:]) if is_any else a.shape[2:] for a, is_any in zip(arrays, is_open, strict=True)]
+
+
+def spans(batches: Sequence[Batch], *, any_length: bool = False) -> Iterator[tuple[Stack, int, int]]:
+    """Yield each contiguous run of mini-batches: their stack, the place of the first, and their number.
+
+    ``any_length``: mini-batches that differ in the length of their rows may share a stack, which then has `lengths`.
+    """
     for stack, neighbors in itertools.groupby(batches, key=lambda batch: batch.stack):
         group = list(neighbors)
         if stack is None:
-            yield from _copies(group)
+            yield from _copies(group, any_length=any_length)
         elif all(batch.place == place for place, batch in enumerate(group, group[0].place)):
             yield stack, group[0].place, len(group)
         else:
             yield from ((stack, batch.place, 1) for batch in group)
 
 
-def _copies(batches: Sequence[Batch]) -> Iterator[tuple[Stack, int, int]]:
+def _copies(batches: Sequence[Batch], *, any_length: bool) -> Iterator[tuple[Stack, int, int]]:
     """Copy mini-batches without a stack into stacks of at most `CALL_BYTES_MAX`, and yield the runs."""
-    for _, group in itertools.groupby(batches, key=lambda b: (len(b.x[0]), len(flat_weight(b.weight)))):
+
+    def kind(batch: Batch) -> Any:
+        if not batch.is_open or any_length:
+            return len(batch.x[0]), len(flat_weight(batch.weight))
+        return [array.shape for array in arrays_of(batch)]
+
+    for _, group in itertools.groupby(batches, key=kind):
         run = list(group)
-        most = max(1, CALL_BYTES_MAX // max(1, sum(array.nbytes for array in arrays_of(run[0]))))
+        most = max(1, CALL_BYTES_MAX // max(1, *(sum(array.nbytes for array in arrays_of(batch)) for batch in run)))
         for start in range(0, len(run), most):
             part = run[start : start + most]
             weights = zip(*(flat_weight(batch.weight) for batch in part), strict=True)
             x, y = (tuple(map(stacked, zip(*side, strict=True))) for side in ([b.x for b in part], [b.y for b in part]))
-            yield Stack(x, y, as_weight(list(map(stacked, weights)))), 0, len(part)
+            lengths = _lengths(part) if part[0].is_open else None
+            yield Stack(x, y, as_weight(list(map(stacked, weights))), lengths), 0, len(part)
+
+
+def _lengths(batches: Sequence[Batch]) -> np.ndarray:
+    """Return the lengths of each array of any length, int32 ``(batches, arrays)``; 0 of other arrays."""
+    lengths = [
+        [array.shape[1] if is_open else 0 for array, is_open in zip(arrays_of(batch), batch.is_open, strict=True)]
+        for batch in batches
+    ]
+    return np.array(lengths, np.int32)
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return a copy ``(len(arrays), *shape)`` of arrays of one shape and dtype, for `lent`."""
+    """Return a copy ``(len(arrays), *shape)`` of arrays of one shape and dtype, for `lent`.
+
+    Arrays may differ in their second extent: the copy has the largest one, and no meaning behind a shorter array.
+    """
+    longest = max(array.shape[1:2] for array in arrays)
+    if any(array.shape[1:2] != longest for array in arrays):
+        joined = aligned((len(arrays), len(arrays[0]), *longest, *arrays[0].shape[2:]), arrays[0].dtype)
+        for copy, array in zip(joined, arrays, strict=True):
+            copy[:, : array.shape[1]] = array
+        return joined
     joined = aligned((len(arrays), *arrays[0].shape), arrays[0].dtype)
     np.concatenate(arrays, out=joined.reshape(len(arrays) * len(arrays[0]), *arrays[0].shape[1:]))
     return joined

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import aligned
+from distkeras.data.rows import aligned
 from distkeras.keras_model.jax_steps import can_compile, state_of, step_of
 from distkeras.ps.errors import ConfigurationError
 

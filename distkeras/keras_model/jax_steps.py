@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Stack, aligned, as_weight, flat_weight
-from distkeras.keras_model.compiled_steps import arrays_of, as_fit_packs, flat_logs, model_inputs, spans
+from distkeras.data.batches import Stack, as_weight, flat_weight
+from distkeras.data.rows import aligned
+from distkeras.keras_model.compiled_steps import CALL_BYTES_MAX, arrays_of, as_fit_packs, flat_logs, model_inputs, spans
 from distkeras.keras_model.variables import layer_states
 from distkeras.private_keras import all_layers, set_values, value_of
 from distkeras.ps.errors import ConfigurationError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 #: So many sizes of the memory of a call are those of stacks, which need no copy then; further ones are powers of two,
 #: so that few are compiled.
 _EXACT = 3
+#: The least mini-batches that a call has room for if their rows have any length.
+_LEAST_OPEN = 16
 
 State = tuple[list[Any], list[Any], list[Any]]
 """Trainable variables, others, and the optimizer's; or their values."""
@@ -113,7 +116,10 @@ class JaxSteps:
         kind = (len(flat_weight(stack.weight)), *((array.shape[1:], array.dtype) for array in arrays))
         known, count = self._capacities.setdefault(kind, []), len(stack)
         capacity = min((each for each in known if each >= count), default=0)
-        if not capacity:
+        if stack.lengths is not None:  # runs of one length have any number of mini-batches
+            most = CALL_BYTES_MAX * count // max(1, sum(array.nbytes for array in arrays))
+            capacity = max(count, min(max(_LEAST_OPEN, 1 << (count - 1).bit_length()), most))
+        elif not capacity:
             capacity = count if len(known) < _EXACT else 1 << (count - 1).bit_length()
             known.append(capacity)
         if capacity > count:

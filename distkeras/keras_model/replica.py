@@ -541,7 +541,9 @@ def _states(model: keras.Model) -> list[keras.Variable]:
 
 def _kind(batch: Batch) -> Any:
     """Return the properties that metrics and losses depend on: dtypes and shapes of a row, and if rows are weighted."""
-    return [[(a.dtype, a.shape[1:]) for a in side] for side in (batch.x, batch.y, flat_weight(batch.weight))]
+    sides = (batch.x, batch.y, flat_weight(batch.weight))
+    places = iter(batch.is_open or [False] * sum(map(len, sides)))
+    return [[(a.dtype, a.shape[2 if next(places) else 1 :]) for a in side] for side in sides]
 
 
 def _check_ready(model: keras.Model) -> None:

@@ -344,9 +344,9 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) ->
     return rng.integers(0, 2, shape).astype(dtype)
 
 
-def _drawn_labels(rng: np.random.Generator, column: Column, rows: int) -> np.ndarray:
+def _drawn_labels(rng: np.random.Generator, column: Column, shape: tuple[int, ...]) -> np.ndarray:
     """Return labels that losses accept: classes; 0 and 1; or, for several numbers, one-hot rows."""
-    shape, dtype = (rows, *column.shape), np.dtype(column.dtype)
+    dtype = np.dtype(column.dtype)
     if column.classes is not None:
         return rng.integers(0, column.classes, shape).astype(dtype)
     if column.size > 1:
@@ -358,10 +358,13 @@ def _drawn_labels(rng: np.random.Generator, column: Column, rows: int) -> np.nda
 def _drawn_batch(example: Batch, spec: DataSpec, rows: int) -> Batch:
     rng = np.random.default_rng(0)
     x = tuple(_drawn(rng, (rows, *array.shape[1:]), array.dtype) for array in example.x)
-    y = tuple(absent((rows,)) if label is None else _drawn_labels(rng, label, rows) for label in spec.labels)
+    y = tuple(
+        absent((rows,)) if label is None else _drawn_labels(rng, label, (rows, *array.shape[1:]))
+        for label, array in zip(spec.labels, example.y, strict=True)
+    )
     weights = [
-        absent((rows,)) if column is None else rng.uniform(0.5, 1.5, (rows, *column.shape)).astype(column.dtype)
-        for column in spec.weights
+        absent((rows,)) if column is None else rng.uniform(0.5, 1.5, (rows, *array.shape[1:])).astype(column.dtype)
+        for column, array in zip(spec.weights, flat_weight(example.weight), strict=True)
     ]
     return replace(example, x=x, y=y, weight=as_weight(weights))
 

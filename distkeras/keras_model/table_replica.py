@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distkeras.data.batches import Batch, DataSpec, Stack, Weight, aligned, as_weight, flat_weight
+from distkeras.data.batches import Batch, DataSpec, Stack, Weight, as_weight, flat_weight
 from distkeras.data.columns import ColumnArrays
+from distkeras.data.rows import aligned
 from distkeras.keras_model.archive import from_bytes
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
@@ -319,10 +320,11 @@ class WindowRows:
             for arrays, own in zip(inputs, local, strict=True):
                 arrays += own
         rows_of_tables = tuple(rows.by_number for rows in touched)
+        is_open = self._rows.is_open(group[0])
         batches = [
             batch
             for piece, arrays in zip(pieces, inputs, strict=True)
-            for batch in _batches_of(piece, tuple(arrays), rows_of_tables)
+            for batch in _batches_of(piece, tuple(arrays), rows_of_tables, is_open)
         ]
         return Window(batches, tuple(rows.touched for rows in touched), tuple(rows.places for rows in touched))
 
@@ -476,12 +478,14 @@ def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:
         yield _Piece(run, x, y, as_weight(weights))
 
 
-def _batches_of(piece: _Piece, x: ColumnArrays, rows: tuple[Ids, ...]) -> Iterator[RowBatch]:
+def _batches_of(piece: _Piece, x: ColumnArrays, rows: tuple[Ids, ...], is_open: tuple[bool, ...]) -> Iterator[RowBatch]:
     """Yield the mini-batches of a piece with new inputs; several lie in one stack."""
     stack = Stack(x, piece.y, piece.weight) if len(piece.batches) > 1 else None
     for place, batch in enumerate(piece.batches):
         own = tuple(array[place] for array in x)
-        new = RowBatch(batch.epoch, batch.index, batch.last, own, batch.y, batch.weight, batch.checksum, rows=rows)
+        new = RowBatch(
+            batch.epoch, batch.index, batch.last, own, batch.y, batch.weight, batch.checksum, is_open, rows=rows
+        )
         if stack is not None:
             new.placed_in(stack, place)
         yield new

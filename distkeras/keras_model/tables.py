@@ -39,6 +39,7 @@ from distkeras.ps.protocol.tables import TableShape
 if TYPE_CHECKING:
     import keras
 
+    from distkeras.data.batches import Batch
     from distkeras.keras_model.recipe import Recipe
 
 #: A table with fewer rows than this many times those that a window can touch stays dense. Measured with windows of ten
@@ -114,6 +115,13 @@ class RowModel:
         """Return the custom objects that the archives need."""
         return self.recipe.objects
 
+    def is_open(self, batch: Batch) -> tuple[bool, ...]:
+        """Return `Batch.is_open` of a mini-batch for the small model, from that of one for the original."""
+        if not batch.is_open:
+            return ()
+        looked_up = [self.sources[number].shape[:1] == (None,) for lookup in self.lookups for number in lookup.sources]
+        return (*(batch.is_open[number] for number in self.inputs), *looked_up, *batch.is_open[len(batch.x) :])
+
 
 @dataclass(frozen=True)
 class CutModel:
@@ -152,7 +160,7 @@ def cut(
     window: int | str | None,
     batch_size: int,
     choose: str | Sequence[str] | None = "auto",
-    shapes: Sequence[tuple[int, ...]] | None = None,
+    shapes: Sequence[tuple[int | None, ...]] | None = None,
     least_bytes: int = UNTOUCHED_BYTES_MIN,
 ) -> CutModel:
     """Cut out of a model the tables that can travel by rows without changing the result.
@@ -286,7 +294,7 @@ class _Plan:
         window: int | str | None,
         batch_size: int,
         names: tuple[str, ...] | None,
-        shapes: Sequence[tuple[int, ...]] | None,
+        shapes: Sequence[tuple[int | None, ...]] | None,
         least_bytes: int,
     ) -> None:
         self.model, self.recipe, self._names = model, recipe, names
@@ -308,7 +316,10 @@ class _Plan:
         ids = [self._ids_per_row(given) for given in calls]
         unknown = next((given.shape for given, number in zip(calls, ids, strict=True) if number is None), None)
         if unknown is not None:
-            return f"how many ids a row of data has is not known: their shape is {unknown}"
+            return (
+                "how many ids a row of data has is not known, unless `Padding.longest` says how many steps it has: "
+                f"their shape is {unknown}"
+            )
         assert isinstance(self._window, int)
         ids_by_source = dict(zip([given.source for given in calls], ids, strict=True))
         most = self._window * self._batch_size * sum(number or 0 for number in ids_by_source.values()) + self._always

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from distkeras.data.batches import aligned, is_aligned
+from distkeras.data.rows import aligned, is_aligned
 from distkeras.private_keras import all_layers, created_variables, set_values, value_of
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.layout import Layout

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from pyspark.ml import Model
 
-from distkeras.data.binding import entries_of, listed, names_of
+from distkeras.data.binding import GivenColumns, GivenEntries, entries_of, listed, names_of
 from distkeras.data.losses import kind_of, losses_of
 from distkeras.data.model_columns import ASSEMBLED, assembled, data_spec
+from distkeras.data.padding import of_columns
+from distkeras.data.rows import RaggedRows
 from distkeras.data.schema import decoders
 from distkeras.data.validity import valid_rows
 from distkeras.keras_model import archive, keras_config
@@ -183,6 +185,7 @@ class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
         features_col, prediction_col, probability_col, raw_prediction_col, output_type: see `KerasEstimator`.
         prediction_batch_size, prediction_batch_bytes: see `KerasEstimator`.
         decode: as in `Trainer`, for the features.
+        padding: as in `ModelPredictor`; `evaluate` pads mini-batches as training does.
         thresholds, handle_invalid, invalid_col, output_kind: see `KerasEstimator`.
         label_col, sample_weight_col: columns for `evaluate`.
         custom_objects: classes and functions of the model, by registered name, in addition to those that `keras.saving`
@@ -365,6 +368,14 @@ class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
             one_row(number, shape, dtype, name)
             for number, (shape, dtype), name in zip(values, packed.inputs, parts.names, strict=True)
         ]
+        if any(shape[:1] == (None,) for shape, _ in packed.inputs):
+            options, columns = self.prediction_options(), parts.bound(self.value("features_col"), "features_col")
+            arrays = [
+                RaggedRows(array[0], np.array([0, array.shape[1]])).padded(np.zeros(1, int), options.padding_of(column))
+                if shape[:1] == (None,)
+                else array
+                for array, (shape, _), column in zip(arrays, packed.inputs, columns, strict=True)
+            ]
         with keras_config.applied(packed.settings):
             return outputs_of_call(self._local, arrays)
 
@@ -413,6 +424,7 @@ class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
             batch_size=self.value("prediction_batch_size"),
             shuffle=False,
             decode=decoders(self.value("decode"), listed(names_of(inputs, "features_col"))),
+            padding=self._padding(inputs, labels, self.value("sample_weight_col")),
         )
         if self.value("handle_invalid") != "error":
             ready = valid_rows(ready, spec)
@@ -423,6 +435,11 @@ class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
             return load()
 
         return evaluated(model, ready, spec, load_in_task)
+
+    def _padding(self, features: GivenColumns, labels: GivenEntries, weights: GivenEntries) -> Any:
+        """Return the padding of the columns that an evaluation reads."""
+        given = [names_of(features, "features_col"), entries_of(labels, "label_col"), entries_of(weights, "weight")]
+        return of_columns(self.value("padding"), [name for columns in given for name in listed(columns)])
 
     @property
     def packed_model(self) -> PackedModel:
@@ -446,6 +463,7 @@ class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
             {name: function for name, function in functions.items() if name in features},
             self.value("handle_invalid"),
             self.value("invalid_col"),
+            padding=of_columns(self.value("padding"), features),
         )
 
     def output_columns(self) -> list[OutputColumn]:

@@ -45,6 +45,7 @@ from distkeras.transformers.params import (
     POSITIVE_INTEGER,
     HasDecode,
     HasOutputType,
+    HasPadding,
     column_name,
     column_names,
     columns_by_name,
@@ -262,6 +263,7 @@ class PredictionParams(
     HasHandleInvalid,
     HasOutputType,
     HasDecode,
+    HasPadding,
     KeywordParams,
 ):
     """The parameters that estimator and model share: the columns to read, and the new ones."""

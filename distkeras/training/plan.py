@@ -65,7 +65,7 @@ class TableChoice:
     server: ServerSettings
     worker: WorkerSettings
     recipe: Recipe
-    shapes: Sequence[tuple[int, ...]]
+    shapes: Sequence[tuple[int | None, ...]]
     stream: bool
     resumed: str | None
 

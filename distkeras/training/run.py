@@ -372,6 +372,9 @@ def _require_complete(plan: JobPlan, outcome: JobOutcome, rows: Sequence[Row]) -
         if row["window"] is not None:
             text = "worker %d exchanges every %d steps"
             outcome.events.report(log, "window", text, row["worker"], row["window"], level=logging.INFO)
+        if row["padding"] is not None:
+            text = "of the steps in the mini-batches of worker %d, %.0f%% are padding"
+            outcome.events.report(log, "padding", text, row["worker"], 100 * row["padding"], level=logging.INFO)
     batches = {row["worker"]: row["batches"] for row in rows}
     records.check_exactly_once(batches, plan.training.num_epoch, outcome.resumed, stopped=stopped)
     share = records.share_moved(plan.server.rule)

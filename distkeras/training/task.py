@@ -65,6 +65,7 @@ _SUMMARY = (
     ("ready", "double", pa.float64()),
     ("seconds", "double", pa.float64()),
     ("window", "int", pa.int32()),
+    ("padding", "double", pa.float64()),
 )
 SUMMARY = ", ".join(f"{name} {kind}" for name, kind, _ in _SUMMARY)
 
@@ -312,6 +313,7 @@ class _TaskAttempt:
             self._ready or 0.0,
             time.monotonic() - self._began,
             auto.rule.window if auto is not None and auto.chosen else None,
+            None if self._source is None else self._source.padding,
         )
         columns = [pa.array([value], kind) for value, (_, _, kind) in zip(values, _SUMMARY, strict=True)]
         return pa.RecordBatch.from_arrays(columns, [name for name, _, _ in _SUMMARY])

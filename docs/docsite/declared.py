@@ -25,6 +25,7 @@ from pyspark.ml.param import Param
 from pyspark.sql import DataFrame
 
 from distkeras.data.binding import GivenEntries
+from distkeras.data.rows import Padding
 from distkeras.ps.rules.schedules import Schedule
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.settings import Executors, Monitoring, Network
@@ -57,7 +58,7 @@ def _declared(name: str, kind: type[Params]) -> Iterator[str]:
     if name == "Estimator":
         keywords = [*own.keys() - {"model", "rule"}, *inspect.signature(kind).parameters.keys() - own.keys()]
     else:
-        keywords = [*(_TYPES.keys() & {_keyword(each) for each in vars_of(kind)}), "decode"]
+        keywords = [*(_TYPES.keys() & {_keyword(each) for each in vars_of(kind)}), "decode", "padding"]
     lines = [f"    {each}: {_TYPES.get(each) or own.get(each) or 'Any'}" for each in sorted(set(keywords))]
     yield "\n".join([f"class {name}Keywords(TypedDict, total=False):", *lines])
     members = [f"    {each}: Param[Any]" for each in vars_of(kind) if "_" in each or each.islower()]

@@ -4,7 +4,7 @@ import numpy as np
 
 from distkeras.data.batches import in_blocks
 from distkeras.data.columns import Column
-from distkeras.data.source import Spool
+from distkeras.data.spool import Spool
 
 COLUMNS = (Column("x", (2, 3)), Column("y", (), "int64"))
 

@@ -29,6 +29,7 @@ def spec(*labels: Column, classes: int | None = None) -> DataSpec:
         ([Column("y"), Column("z")], 3, "one label column"),
         ([Column("y", (5,))], 3, "one class a row"),
         ([Column("y", (5, 3))], None, "one class a row"),
+        ([Column("y", (None,))], 3, "one class a row"),
         ([Column("y")], 2, r"classes in \[0, 2\).*Received: \[2\]"),
         ([Column("y", (2,))], None, r"classes in \[0, 2\).*Received: \[2\]"),
     ],

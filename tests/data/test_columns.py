@@ -144,7 +144,7 @@ def test_a_slice_of_an_array_is_converted_alone(
     "arguments",
     [
         {"name": ""},
-        {"name": "c", "shape": (None, 3)},
+        {"name": "c", "shape": (3, None)},
         {"name": "c", "shape": (0,)},
         {"name": "c", "shape": [3]},
         {"name": "c", "dtype": "string"},

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
@@ -18,6 +19,7 @@ from distkeras.data.binding import names_of
 from distkeras.data.column_kinds import held_dtype
 from distkeras.data.columns import Column
 from distkeras.data.model_columns import data_spec, example
+from distkeras.data.source import checked_columns
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError, MissingColumnError, ShapeError
 
 FLOATS = T.ArrayType(T.FloatType())
@@ -194,12 +196,21 @@ class TestFeatures:
         assert found.features[0].dtype == "float64"
         assert (sorted(found.doubles), sorted(found.whole)) == (["x", "y"], ["y"])
 
-    def test_an_input_without_a_fixed_shape_is_refused(self) -> None:
+    def test_only_the_first_extent_of_an_input_may_be_open(self) -> None:
+        model = keras.Sequential(
+            [keras.Input((2, None)), keras.layers.GlobalAveragePooling1D(data_format="channels_first")]
+        )
+        model.compile("sgd", "mse")
+        with pytest.raises(ConfigurationError, match="only the first extent may be open") as caught:
+            spec(model, frame(x=FLOATS, y=FLOATS))
+        assert caught.value.column == "x"
+
+    def test_an_input_of_any_length(self) -> None:
         model = keras.Sequential([keras.Input((None, 2)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(3)])
         model.compile("sgd", SPARSE)
-        with pytest.raises(ConfigurationError, match="must have a fixed shape") as caught:
-            spec(model, frame(x=FLOATS, y=T.IntegerType()))
-        assert caught.value.column == "x"
+        found = spec(model, frame(x=FLOATS, y=T.IntegerType()))
+        assert [(column.shape, column.is_open) for column in found.columns] == [((None, 2), True), ((), False)]
+        assert found.is_open == (True, False)
 
     @pytest.mark.parametrize(
         ("columns", "text"),
@@ -290,3 +301,77 @@ def test_ids_that_an_embedding_looks_up_must_be_its_rows() -> None:
     df = frame(ids=T.ArrayType(T.IntegerType()), other=T.FloatType(), x=T.ArrayType(T.FloatType()), y=T.FloatType())
     tables = [column.table for column in spec(model, df, ["ids", "other", "x"]).features]
     assert tables == [("small", 5), None, None]
+
+
+INTEGERS = T.ArrayType(T.IntegerType())
+
+
+def masked_sparse(y_true: Any, y_pred: Any) -> Any:
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, ignore_class=0)
+
+
+class TestStepsOfAnyLength:
+    """Labels and weights of outputs with an open extent, and the inputs that have as many steps."""
+
+    def tagger(self, loss: Any, *, hidden: Any = None, classes: int = 5) -> keras.Model:
+        steps = keras.Input((None, 4), name="steps")
+        hidden = hidden or keras.layers.Dense(3)
+        model = keras.Model(steps, keras.layers.Dense(classes)(hidden(steps)))
+        model.compile("sgd", loss)
+        return model
+
+    def label(self, model: keras.Model, kind: Any = INTEGERS, **rows: Any) -> Any:
+        found = spec(model, frame(x=FLOATS, y=kind))
+        (column,) = found.targets
+        return column
+
+    def test_a_sparse_loss_needs_a_class_for_each_step(self) -> None:
+        column = self.label(self.tagger(SPARSE))
+        assert (column.shape, column.dtype, column.classes, column.steps_of) == ((None,), "int32", 5, "x")
+
+    def test_a_regression_needs_the_output_of_each_step(self) -> None:
+        column = self.label(self.tagger("mse"), FLOATS)
+        assert (column.shape, column.dtype, column.steps_of) == ((None, 5), "float32", "x")
+
+    def test_labels_of_ctc_are_shorter_than_the_input(self) -> None:
+        column = self.label(self.tagger(keras.losses.CTC()))
+        assert (column.shape, column.steps_of, column.padding.longest) == ((None,), "", None)
+
+    @pytest.mark.parametrize(
+        ("hidden", "steps_of"),
+        [
+            (keras.layers.Conv1D(3, 5, padding="same"), "x"),
+            (keras.layers.Conv1D(3, 5), ""),
+            (keras.layers.MaxPooling1D(2), ""),
+        ],
+    )
+    def test_layers_may_change_the_number_of_steps(self, hidden: Any, steps_of: str) -> None:
+        assert self.label(self.tagger(SPARSE, hidden=hidden)).steps_of == steps_of
+
+    def test_a_number_a_row_is_refused(self) -> None:
+        with pytest.raises(ShapeError, match="labels must be arrays of shape"):
+            self.label(self.tagger(SPARSE), T.IntegerType())
+
+    def test_inputs_that_must_agree_are_compared_row_by_row(self) -> None:
+        one, other = keras.Input((None, 2)), keras.Input((None, 2))
+        model = keras.Model([one, other], keras.layers.Dense(3)(keras.layers.Add()([one, other])))
+        model.compile("sgd", SPARSE)
+        found = spec(model, frame(a=FLOATS, b=FLOATS, y=INTEGERS), ["a", "b"])
+        assert [column.steps_of for column in found.columns] == ["", "a", "a"]
+        record = pa.RecordBatch.from_pydict({"a": [[1.0, 2, 3, 4]], "b": [[1.0, 2]], "y": [[1, 2]]})
+        with pytest.raises(ShapeError, match=r"as many steps as in 'a', 2\. Received: 1 in row 5") as caught:
+            checked_columns(record, found, worker=0, step=1, first_row=5)
+        assert caught.value.column == "b"
+
+    def test_each_output_follows_its_own_input(self) -> None:
+        one, other = keras.Input((None, 2)), keras.Input((None, 2))
+        outputs = [keras.layers.Dense(3)(other), keras.layers.Dense(3)(one)]
+        model = keras.Model([one, other], outputs)
+        model.compile("sgd", [SPARSE, SPARSE])
+        found = spec(model, frame(a=FLOATS, b=FLOATS, y=INTEGERS, z=INTEGERS), ["a", "b"], ["y", "z"])
+        assert [column.steps_of for column in found.columns] == ["", "", "b", "a"]
+
+    def test_a_mini_batch_to_try_has_the_steps_of_the_output(self) -> None:
+        found = spec(self.tagger(SPARSE, hidden=keras.layers.Conv1D(3, 5)), frame(x=FLOATS, y=INTEGERS))
+        batch = example(found)
+        assert (batch.x[0].shape, batch.y[0].shape, batch.is_open) == ((1, 32, 4), (1, 28), (True, True))

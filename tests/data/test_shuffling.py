@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distkeras.data.batches import Batch, DataSpec, aligned, is_aligned
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.columns import Column, ColumnArrays
 from distkeras.data.ordering import EpochOrder
+from distkeras.data.rows import aligned, is_aligned
 
 SPEC = DataSpec((Column("x", (2,)),), (Column("y", (), "int64"),), Column("w"), batch_size=4)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.present import present
 
 from distkeras.data.columns import Column
-from distkeras.data.source import Spool, local_directory
+from distkeras.data.spool import Spool, local_directory
 
 COLUMNS = (Column("x", (2, 3)), Column("y", (), "int64"))
 ROW_BYTES = 2 * 3 * 4 + 8
@@ -47,7 +47,7 @@ def test_memory_and_files_contain_the_same_rows(
 
 @pytest.mark.parametrize("at_first", [0, 1 << 20])
 def test_memory_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch, at_first: int) -> None:
-    monkeypatch.setattr("distkeras.data.source._FIRST_BYTES", at_first)
+    monkeypatch.setattr("distkeras.data.spool._FIRST_BYTES", at_first)
     spool = Spool(COLUMNS, 5000 * ROW_BYTES, "/nowhere")
     for first in range(0, 5000, 500):
         spool.append(rows(first, 500))

@@ -8,6 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from distkeras import Padding
+from distkeras.data.padding import padding_from_json, padding_json
 from distkeras.job_server.description import (
     PREDICTOR_LEFT_OUT,
     JobDescription,
@@ -58,6 +60,21 @@ def test_every_rule_is_valid_with_its_defaults(name: str) -> None:
 def test_balanced_classes_reach_the_trainer() -> None:
     given = JobDescription.from_json(LEAST | {"options": {"class_weight": "balanced"}})
     assert JobDescription.from_json(given.to_json()).keywords()["class_weight"] == "balanced"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"longest": 20, "multiple": "few"}, Padding(longest=20, multiple="few")),
+        ({"a": {"value": 3}, "b": {}}, {"a": Padding(3), "b": Padding()}),
+    ],
+)
+def test_a_padding_reaches_the_trainer_and_the_predictor(given: dict[str, Any], expected: Any) -> None:
+    job = JobDescription.from_json(LEAST | {"options": {"padding": given}})
+    assert JobDescription.from_json(job.to_json()).keywords()["padding"] == expected
+    prediction = PredictionDescription.from_json({"data": "x", "output": "y", "options": {"padding": given}})
+    assert PredictionDescription.from_json(prediction.to_json()).keywords() == {"padding": expected}
+    assert padding_from_json(padding_json(expected)) == expected
 
 
 def test_a_description_survives_a_round_trip() -> None:
@@ -111,6 +128,7 @@ def test_a_description_survives_a_round_trip() -> None:
         ({"options": {"wire_format": "int4"}}, "options.wire_format"),
         ({"options": {"learning_rate": 0.1}}, "options.learning_rate"),
         ({"options": {"class_weight": {"a": 1}}}, "options.class_weight.a"),
+        ({"options": {"padding": {"longest": 0}}}, "options.padding"),
         ({"options": {"loss": "keras.utils.get_file"}}, "options.loss"),
         ({"options": {"loss": {"class_name": "Lambda"}}}, "options.loss"),
         ({"options": {"metrics": [{"module": "os"}]}}, "options.metrics.0"),

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from support.job_server.service import JobService
 
-from distkeras import DOWNPOUR, Deadlines, Trainer, rules, schedules
+from distkeras import DOWNPOUR, Deadlines, Padding, Trainer, rules, schedules
 from distkeras.job_server import Client
 from distkeras.job_server.description import JobDescription, TrainerOptions
 from distkeras.job_server.driver import trainer_of
@@ -76,6 +76,7 @@ OPTIONS: dict[str, Any] = {
     "label_col": "y",
     "sample_weight_col": "w",
     "class_weight": {0: 1.5, 2: 3.0},
+    "padding": {"a": Padding(longest=20, side="pre")},
     "num_workers": 3,
     "batch_size": np.int64(7),
     "num_epoch": 2,

@@ -11,7 +11,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from distkeras.data.batches import Batch, aligned  # noqa: E402 - only if TensorFlow is installed
+from distkeras.data.batches import Batch  # noqa: E402 - only if TensorFlow is installed
+from distkeras.data.rows import aligned  # noqa: E402 - only if TensorFlow is installed
 from distkeras.keras_model.compiled_steps import lent, stacked  # noqa: E402 - only if it is installed
 from distkeras.keras_model.replica import KerasReplica  # noqa: E402 - only if TensorFlow is installed
 from distkeras.keras_model.variables import assign_float32, variable_memory  # noqa: E402 - only if it is installed

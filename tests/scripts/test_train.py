@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from support.programs import spark_submit
 
-from distkeras import Trainer, __version__
+from distkeras import Padding, Trainer, __version__
 from distkeras.commands import console
 from distkeras.commands.main import main
 from distkeras.data.datasets import write_parquet
@@ -140,6 +140,26 @@ def test_optimizer_and_weights_are_passed_on(train: ModuleType, files: Path) -> 
     assert keywords == {"class_weight": {0: 1.0, 1: 2.5}, "loss": LOSS, "features_col": ["a"], "shuffle": False}
 
 
+@pytest.mark.parametrize(
+    ("given", "in_file", "expected"),
+    [
+        (["longest=20", "side=pre"], "longest = 20\nside = 'pre'", Padding(longest=20, side="pre")),
+        (['a={"multiple": "few"}', 'b={"value": 3}'], None, {"a": Padding(multiple="few"), "b": Padding(3)}),
+    ],
+)
+def test_a_padding_is_of_all_columns_or_by_column(
+    train: ModuleType, files: Path, tmp_path: Path, given: list[str], in_file: str | None, expected: Any
+) -> None:
+    arguments = train.parser().parse_with_file(needed(files, "--rule", "agn", "--padding", *given))
+    assert trainer_keywords(arguments)["padding"] == expected
+    if in_file is not None:
+        (tmp_path / "job.toml").write_text(f"[padding]\n{in_file}\n")
+        arguments = train.parser().parse_with_file(
+            needed(files, "--rule", "agn", "--config", str(tmp_path / "job.toml"))
+        )
+        assert trainer_keywords(arguments)["padding"] == expected
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 def test_only_weights_of_classes_may_be_balanced(train: ModuleType, files: Path, tmp_path: Path, in_file: bool) -> None:
     given = ["--class-weight", "balanced"]
@@ -242,6 +262,7 @@ def test_invalid_files_are_refused(train: ModuleType, tmp_path: Path, text: str 
         (["--rule", "agn", "--loss", LOSS, "--workers", "0"], "`num_workers` must be a positive integer"),
         (["--rule", "agn", "--loss", LOSS, "--optimizer", "adamm"], "`--optimizer` and `--optimizer-set` must be"),
         (["--rule", "agn", "--loss", LOSS, "--optimizer-set", "learning_rate=1"], "`--optimizer-set` needs"),
+        (["--rule", "agn", "--loss", LOSS, "--padding", "shoe=1"], "`padding` must be of the fields"),
         (["--rule", "agn", "--loss", LOSS, "--class-weight", "shoe=1"], "`--class-weight` must be CLASS=WEIGHT"),
         (["--rule", "agn", "--loss", LOSS, "--model", "none.keras"], "`--model` must be a model that Keras saved"),
         (["--rule", "agn", "--loss", LOSS, "--import", "no_such_module"], "No module named 'no_such_module'"),

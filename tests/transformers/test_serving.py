@@ -142,16 +142,42 @@ def test_inputs_of_every_dtype_are_those_of_keras(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("handle_invalid", ["error", "skip", "keep"])
-def test_an_open_extent_with_rows_of_several_lengths_is_refused(handle_invalid: str) -> None:
-    x = keras.Input((None,), dtype="int32")
-    given = plan(keras.Model(x, keras.ops.sum(x, axis=1)), 4)
-    inputs = (serving.ModelInput("x", (None,), "int32"),)
+def test_a_second_extent_must_be_the_same_for_all_rows(handle_invalid: str) -> None:
+    x = keras.Input((1, None), dtype="int32")
+    given = plan(keras.Model(x, keras.ops.sum(x, axis=(1, 2))), 4)
+    inputs = (serving.ModelInput("x", (1, None), "int32"),)
     given = replace(given, inputs=inputs, options=replace(given.options, handle_invalid=handle_invalid))
     rows = [[1, 2], [3, 4], None, [5], [6]] if handle_invalid != "error" else [[1, 2], [3, 4], [0, 0], [5], [6]]
     batches = [pa.RecordBatch.from_pydict({"x": rows[:1]}), pa.RecordBatch.from_pydict({"x": rows[1:]})]
-    text = r"\(None,\) is open.*hold 2 values.*Received: 1 values in row 3 \[worker/partition 7, column 'x'\]"
+    text = r"\(1, None\) is open.*hold 2 values.*Received: 1 values in row 3 \[worker/partition 7, column 'x'\]"
     with pytest.raises(ShapeError, match=text):
         list(serving.predict(given, batches, 7))
+
+
+@pytest.mark.parametrize("handle_invalid", ["error", "skip", "keep"])
+def test_rows_of_any_length_are_predicted_each_at_its_own(handle_invalid: str) -> None:
+    x, fixed = keras.Input((None,), dtype="int32"), keras.Input((1,))
+    given = plan(keras.Model([x, fixed], keras.ops.mean(x, axis=1) + fixed[:, 0]), 4)
+    inputs = (serving.ModelInput("x", (None,), "int32"), serving.ModelInput("z", (1,), "float32"))
+    given = replace(given, inputs=inputs, options=replace(given.options, handle_invalid=handle_invalid))
+    rows = [[1, 3], [5], None, [2, 4, 6], [], [6, 8], [9]]
+    if handle_invalid == "error":
+        rows[2] = [1]
+    batches = [pa.RecordBatch.from_pydict({"x": rows[a:b], "z": [0.5] * (b - a)}) for a, b in ((0, 1), (1, 7))]
+    found = [value for batch in serving.predict(given, batches, 7) for value in batch["y"].to_pylist()]
+    expected = [None if row is None else (np.mean(row) if row else 0) + 0.5 for row in rows]
+    assert found == expected
+
+
+def test_outputs_of_steps_have_the_length_of_their_row() -> None:
+    x = keras.Input((None,), dtype="int32")
+    given = plan(keras.Model(x, keras.ops.stack([x, -x], axis=2)), 4)
+    column = replace(given.columns[0], depth=2, output_dtype="int32")
+    given = replace(given, inputs=(serving.ModelInput("x", (None,), "int32"),), columns=(column,))
+    (out,) = serving.predict(given, [pa.RecordBatch.from_pydict({"x": [[1, 2], [3], [4, 5]]})], 7)
+    assert out["y"].to_pylist() == [[[1, -1], [2, -2]], [[3, -3]], [[4, -4], [5, -5]]]
+    with pytest.raises(BadValueError, match="null in row 1"):
+        list(serving.predict(given, [pa.RecordBatch.from_pydict({"x": [[1], [2, None]]})], 7))
 
 
 def test_decoded_rows_decide_an_open_extent() -> None:
@@ -160,8 +186,8 @@ def test_decoded_rows_decide_an_open_extent() -> None:
     given = replace(given, inputs=(serving.ModelInput("x", (None, 2), "float32", lambda n: np.ones((n, 2))),))
     (out,) = serving.predict(given, [pa.RecordBatch.from_pydict({"x": [3, 3]})], 7)
     assert out["y"].to_pylist() == [[6.0], [6.0]]
-    with pytest.raises(ShapeError, match=r"\(None, 2\) is open.*pad them.*shape \(1, 2\) in row 1 .*column 'x'"):
-        list(serving.predict(given, [pa.RecordBatch.from_pydict({"x": [3, 1]})], 7))
+    (out,) = serving.predict(given, [pa.RecordBatch.from_pydict({"x": [3, 1]})], 7)
+    assert out["y"].to_pylist() == [[6.0], [2.0]]
     with pytest.raises(BadValueError, match="null in row 0"):
         list(serving.predict(given, [pa.RecordBatch.from_pydict({"x": pa.array([None, 1], pa.int64())})], 7))
 

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 from keras import layers, optimizers
 
-from distkeras.data.batches import Batch, Stack, aligned
+from distkeras.data.batches import Batch, Stack
+from distkeras.data.rows import aligned
 from distkeras.keras_model.replica import KerasReplica
 
 ROWS, FEATURES, CLASSES = 8, 6, 3
