@@ -11,6 +11,7 @@ compares the job in a header with the present job.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -143,6 +144,8 @@ class Store:
             listed, read = name in self._files.names(), b"".join(self._files.read(name))
             self._files.delete(name)
         except OSError as error:
+            with contextlib.suppress(OSError):  # a full disk keeps an empty file
+                self._files.delete(name)
             raise SnapshotError(f"{must} let files be written, listed, read and deleted. Received: {error}") from error
         if not listed:
             raise ConfigurationError(f"{must} list a file once it is written. Received: a list without {name}")

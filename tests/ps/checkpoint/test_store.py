@@ -246,3 +246,16 @@ def test_only_drafts_of_earlier_owners_are_removed(tmp_path: Path) -> None:
     assert [draft.exists() for draft in drafts] == [True, True]
     newer.sweep()
     assert [draft.exists() for draft in drafts] == [False, True]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the machine has no device that is always full")
+def test_a_check_on_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk keeps the name of a file, and refuses its content."""
+    names = iter(["61" * 4])
+    monkeypatch.setattr(World, "token", lambda self, size: bytes.fromhex(next(names)))
+    store = Store(str(tmp_path))
+    full = tmp_path / "owner-probe-61616161.dks.part"
+    full.symlink_to("/dev/full")
+    with pytest.raises(SnapshotError, match="No space left on device"):
+        store.check()
+    assert list(tmp_path.iterdir()) == []
