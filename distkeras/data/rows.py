@@ -120,10 +120,6 @@ class RaggedRows:
         return RaggedRows(self.steps[places], offsets)
 
     @property
-    def nbytes(self) -> int:
-        return int(self.own_steps.nbytes + self.offsets.nbytes)
-
-    @property
     def lengths(self) -> np.ndarray:
         """Return the steps of each row, int64 ``(rows,)``."""
         lengths: np.ndarray = np.diff(self.offsets)
