@@ -23,7 +23,16 @@ from distkeras.ps.center.leases import KeptState
 from distkeras.ps.center.tables import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.state import State, restore
-from distkeras.ps.checkpoint.store import FIRST, LONGEST, PATIENCE, DamagedError, Store, require_same_job, retried
+from distkeras.ps.checkpoint.store import (
+    FIRST,
+    LONGEST,
+    PATIENCE,
+    PATIENCE_TO_BEGIN,
+    DamagedError,
+    Store,
+    require_same_job,
+    retried,
+)
 from distkeras.ps.errors import ConfigurationError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.loop import OptimizerState
@@ -195,7 +204,7 @@ class SnapshotDirectory:
                 other jobs are ignored.
             epoch, after, attempt, place: see `Ownership.write`.
         """
-        patience = _PATIENCE_WITHIN_JOB if epoch else PATIENCE if fresh else _PATIENCE_TO_RESUME
+        patience = _PATIENCE_WITHIN_JOB if epoch else PATIENCE_TO_BEGIN if fresh else _PATIENCE_TO_RESUME
         names = self._listed(patience)
         if attempt is not None and not epoch:
             self._require_first(names)

@@ -38,6 +38,10 @@ _DTYPES = ("|u1", "<i8", "<f4", "<f8")
 
 #: The retries of a failed call: the first and the longest pause, and the total time, in seconds.
 FIRST, LONGEST, PATIENCE = 0.1, 2.0, 10.0
+#: That time for a job that begins.
+PATIENCE_TO_BEGIN = 30.0
+#: Errors of a check that will come again: the place itself is wrong.
+_LASTING = (PermissionError, NotADirectoryError)
 
 Arrays = Mapping[str, np.ndarray]
 _T = TypeVar("_T")
@@ -53,16 +57,20 @@ def retried(
     *,
     world: World = REAL,
     record_activity: Callable[[], object] = lambda: None,
+    lasting: tuple[type[OSError], ...] = (),
 ) -> _T:
-    """Return ``call()``, retried after a SnapshotError for ``patience`` seconds: a disk may be full for a while."""
+    """Return ``call()``, retried after a SnapshotError for ``patience`` seconds: a disk may be full for a while.
+
+    A SnapshotError whose cause is one of ``lasting`` is raised at once.
+    """
     backoff = Backoff(first=FIRST, longest=LONGEST, timeout=patience, world=world)
     while True:
         try:
             return call()
         except DamagedError:
             raise
-        except SnapshotError:
-            if not backoff.pause():
+        except SnapshotError as error:
+            if isinstance(error.__cause__, lasting) or not backoff.pause():
                 raise
             record_activity()
 
@@ -97,7 +105,7 @@ class SavePlace:
 
     def check(self, world: World = REAL) -> None:
         """Check that files can be kept there, as `Store.check` does; a store may be unreachable for a while."""
-        retried(lambda: Store(self.uri, world).check(), world=world)
+        retried(lambda: Store(self.uri, world).check(), PATIENCE_TO_BEGIN, world=world, lasting=_LASTING)
 
 
 class Store:

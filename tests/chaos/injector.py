@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[float, float]] = {
     "double driver": (0.0, 0.0),
     "cut connections": (0.0, 0.0),
     "cut off host": (2.0, 45.0),
-    "fill disk": (2.0, 9.0),  # a job that begins waits for 10 s, and is then refused
+    "fill disk": (2.0, 12.0),
     "slow store": (5.0, 20.0),
     "tear store": (5.0, 20.0),
     "throw garbage": (0.0, 0.0),

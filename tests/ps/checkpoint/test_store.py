@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -17,7 +18,7 @@ from support.ps.watched_files import before_access
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory
 from distkeras.ps.checkpoint.state import capture
-from distkeras.ps.checkpoint.store import DamagedError, Store
+from distkeras.ps.checkpoint.store import DamagedError, SavePlace, Store
 from distkeras.ps.errors import ConfigurationError, OwnershipLostError, SnapshotError
 from distkeras.ps.rules import make
 from distkeras.ps.world.files import Files, open_files
@@ -259,3 +260,35 @@ def test_a_check_on_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(SnapshotError, match="No space left on device"):
         store.check()
     assert list(tmp_path.iterdir()) == []
+
+
+class HurriedWorld(World):
+    """One whose clock advances by the pauses alone; the files can be written once ``free`` seconds have passed."""
+
+    def __init__(self, free: float) -> None:
+        self.now, self.free = 0.0, free
+
+    def monotonic(self) -> float:  # type: ignore[override]  # a static method of the base
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def files(self, uri: str, *, create: bool = True) -> Files:
+        if self.now < self.free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().files(uri, create=create)
+
+
+def test_a_job_that_begins_waits_until_a_disk_has_room(tmp_path: Path) -> None:
+    SavePlace(str(tmp_path)).check(HurriedWorld(free=15.0))
+    with pytest.raises(SnapshotError, match="No space left on device"):
+        SavePlace(str(tmp_path)).check(HurriedWorld(free=60.0))
+
+
+def test_a_job_does_not_wait_for_a_place_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    world = HurriedWorld(free=0.0)
+    with pytest.raises(SnapshotError, match="cannot be opened"):
+        SavePlace(str(tmp_path / "file" / "folder")).check(world)
+    assert world.now == 0.0
