@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from support.present import present
 
 from distkeras.data.batches import DataSpec
-from distkeras.data.binding import names_of
+from distkeras.data.binding import entries_of, names_of
 from distkeras.data.column_kinds import held_dtype
 from distkeras.data.columns import Column
 from distkeras.data.model_columns import data_spec, example
@@ -53,14 +53,14 @@ def spec(
     model: keras.Model,
     df: Any,
     features: list[str] | str = "x",
-    labels: list[str] | str = "y",
+    labels: list[str] | list[str | None] | str = "y",
     weight: str | None = None,
 ) -> DataSpec:
     return data_spec(
         model,
         df.schema,
         features=names_of(features, "features_col"),
-        labels=names_of(labels, "label_col"),
+        labels=entries_of(labels, "label_col"),
         weight=weight,
         batch_size=8,
         epochs=2,
@@ -375,3 +375,17 @@ class TestStepsOfAnyLength:
         found = spec(self.tagger(SPARSE, hidden=keras.layers.Conv1D(3, 5)), frame(x=FLOATS, y=INTEGERS))
         batch = example(found)
         assert (batch.x[0].shape, batch.y[0].shape, batch.is_open) == ((1, 32, 4), (1, 28), (True, True))
+
+    def test_an_attention_map_needs_no_labels_and_can_have_none(self) -> None:
+        steps = keras.Input((None, 4))
+        attended, heads = keras.layers.MultiHeadAttention(2, 3)(steps, steps, return_attention_scores=True)
+        model = keras.Model(steps, [heads, keras.ops.mean(heads, axis=1), keras.layers.Dense(5)(attended)])
+        model.compile("sgd", [None, None, SPARSE])
+        found = spec(model, frame(x=FLOATS, y=INTEGERS), labels=[None, None, "y"])
+        (column,) = found.targets
+        assert (column.shape, column.steps_of, column.shown_steps) == ((None,), "x", 32)
+        for number, name in ((0, "2, None, None"), (1, "None, None")):
+            model.compile("sgd", ["mse" if output == number else None for output in range(3)])
+            labels = ["y" if output == number else None for output in range(3)]
+            with pytest.raises(ConfigurationError, match=rf"only the first extent may be open.*{name}"):
+                spec(model, frame(x=FLOATS, y=INTEGERS), labels=labels)

@@ -116,6 +116,15 @@ def test_blocks_have_the_same_rows(lengths: list[int], cuts: list[int], size: in
         assert all(block.steps is rows.steps for block in blocks)
 
 
+@given(lengths=LENGTHS, cuts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4))
+def test_any_ranges_of_rows_are_joined(lengths: list[int], cuts: list[tuple[int, int]]) -> None:
+    rows = ragged(lengths)
+    parts = [rows[first:end] for first, end in cuts]
+    found = RaggedRows.concatenated(parts)
+    assert as_lists(found) == [row for first, end in cuts for row in lists(lengths)[first:end]]
+    assert len(found) == len(found.lengths) == sum(map(len, parts))
+
+
 @given(lengths=LENGTHS, data=st.data())
 def test_rows_are_picked_by_number_and_put_back(lengths: list[int], data: st.DataObject) -> None:
     rows = ragged(lengths)
@@ -247,6 +256,27 @@ def test_rows_of_like_length_share_a_mini_batch() -> None:
     plain, by_length = padded(), padded(bucket=True)
     assert by_length[0] < 1.1 * lengths.sum() < 1.3 * lengths.sum() < plain[0]
     assert by_length[1][:64] != sorted(by_length[1][:64])  # mini-batches come in a random order
+
+
+@pytest.mark.parametrize("block_rows", [8, 300])
+def test_buckets_within_blocks_of_the_first_epoch_keep_their_rows(
+    monkeypatch: pytest.MonkeyPatch, block_rows: int
+) -> None:
+    monkeypatch.setattr("distkeras.data.ordering.BLOCK_ROWS", block_rows)
+    rows, bucket, spec = 700, 4 * 64, spec_of(epochs=2, bucket=True)
+    lengths = np.random.default_rng(0).integers(1, 60, rows).tolist()
+    found = mini_batches(lengths, spec)
+    assert found == mini_batches(lengths, spec, [1, 299, 600])
+    orders = [[row for e, _, _, _, y in found if e == epoch for row in y] for epoch in range(2)]
+    assert [sorted(order) for order in orders] == [list(range(rows))] * 2
+    block = max(bucket, block_rows)
+    for start in range(0, rows, block):  # a block is shuffled, but has the rows that came
+        assert sorted(orders[0][start : start + block]) == list(range(rows))[start : start + block]
+    padded = sum(len(row) for _, _, _, x, _ in found for row in x)
+    assert padded < 1.15 * 2 * sum(lengths)
+    table = pa.RecordBatch.from_pydict({"tokens": lists(lengths), "n": range(rows)})
+    with BatchSource(iter([table]), spec, worker=1, start=(0, 90)) as source:  # as after a worker's death
+        assert [batch.x[0].tolist() for batch in source] == [x for _, _, _, x, _ in found[90:]]
 
 
 def tags(**options: Any) -> Column:

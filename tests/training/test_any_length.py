@@ -16,6 +16,7 @@ from support.patience import patience
 from support.training.spark_jobs import once_at_step, step_callback_layer, total
 
 from distkeras import KerasEstimator, KerasModel, Padding, Trainer
+from distkeras.data.model_columns import data_spec
 from distkeras.ps.errors import ConfigurationError, ShapeError
 from distkeras.ps.rules import make
 from distkeras.transformers import ModelPredictor
@@ -116,6 +117,31 @@ def test_an_estimator_tags_steps_of_rows_of_any_length(spark: SparkSession) -> N
         np.testing.assert_allclose(row["scores"], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*You are using a softmax over axis")  # rows of one step are there, too
+def test_an_attention_map_is_predicted_as_wide_and_as_high_as_its_row_is_long(spark: SparkSession) -> None:
+    keras.utils.set_random_seed(5)
+    tokens = keras.Input((None,), dtype="int32")
+    steps = layers.Embedding(9, 4)(tokens)
+    attended, heads = layers.MultiHeadAttention(2, 3)(steps, steps, return_attention_scores=True)
+    model = keras.Model(tokens, [layers.Dense(3, "softmax")(attended), keras.ops.mean(heads, axis=1), heads])
+    df = tagged_rows(spark, 24).cache()
+    given = options(
+        label_col=["tags", None, None],
+        sample_weight_col=["weights", None, None],
+        loss=["sparse_categorical_crossentropy", None, None],
+    )
+    fitted = KerasEstimator(model, "downpour", prediction_col=["scores", "map", "heads"], **given).fit(df)
+    found = fitted.transform(df)
+    kinds = [found.schema[name].dataType.simpleString() for name in ("map", "heads")]
+    assert kinds == ["array<array<float>>", "array<array<array<float>>>"]
+    rows = found.select("tokens", "scores", "map", "heads").collect()
+    assert len({len(row["tokens"]) for row in rows}) > 5
+    for tokens_of_row, *outputs in rows:
+        alone = fitted.keras_model.predict_on_batch(np.array([tokens_of_row]))
+        for output, expected in zip(outputs, alone, strict=True):
+            np.testing.assert_allclose(output, expected[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_an_evaluation_does_not_depend_on_partitions(spark: SparkSession, partitions: int) -> None:
     """The loss of a mini-batch without a mask depends on its padding, and so on the rows that share it."""
@@ -190,6 +216,19 @@ def test_what_does_not_fit_is_refused_before_work(
 ) -> None:
     with pytest.raises(error, match=text):
         Trainer(tagger(), "downpour", **options(num_workers=2, **changed)).train(tagged_rows(spark))
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+def test_a_model_is_tried_on_the_steps_of_the_longest_of_the_first_rows(spark: SparkSession, nested: bool) -> None:
+    curve = keras.Input((None, 2))
+    model = keras.Model(curve, layers.Dense(3)(layers.Conv1D(4, 3)(curve)))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    rows = [([[0.5, 1.0]] * steps if nested else [0.5] * 2 * steps, [0] * (steps - 2)) for steps in (3, 7, 5)]
+    df = spark.createDataFrame(rows, f"x {'array<array<float>>' if nested else 'array<float>'}, y array<int>")
+    for padding, steps in ((None, 7), (Padding(longest=4), 4), (Padding(multiple=5), 10)):
+        given = {} if padding is None else {"x": padding}
+        found = data_spec(model, df.schema, features=("x",), labels=("y",), rows=df, padding=given)
+        assert [column.shown_steps for column in found.columns] == [steps, steps - 2]
 
 
 def test_labels_must_have_as_many_steps_as_the_input(spark: SparkSession) -> None:
