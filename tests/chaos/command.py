@@ -6,7 +6,8 @@ off; the disk of the snapshots is full, their store (files, or one of S3's proto
 operation; and strangers connect to the port. Long tasks get second attempts by Spark's speculation.
 
 Some jobs are streams, which publish versions, some have relays, in some the workers exchange with each other, and some
-train a model for each group; their weights count how often each row moved the center.
+train a model for each group; their weights count how often each row moved the center. The kind "sequence" has rows of
+any length in buckets, and counts the steps of each row.
 
 The program checks that every job succeeds, that every mini-batch counts once, that the accuracy is that of an
 undisturbed job, and that nothing is left behind. The seed determines the kinds and times of faults; targets are drawn
@@ -52,6 +53,7 @@ from chaos.jobs import (
     in_s3,
     members_job,
     relays_job,
+    sequence_job,
     stream_job,
     table_job,
 )
@@ -81,7 +83,7 @@ class JobSizes:
 FULL = JobSizes()
 TINY = JobSizes(rows=1500, epochs=2, counted_rows=126, counted_epochs=4, stream_rows=60, micro_batches=5, groups=20)
 #: The kinds of jobs.
-JOBS = ("images", "cluster", "table", "stream", "relays", "members", "s3", "groups", "counting")
+JOBS = ("images", "cluster", "table", "sequence", "stream", "relays", "members", "s3", "groups", "counting")
 
 
 @dataclass
@@ -339,6 +341,7 @@ def _specs(size: JobSizes, scratch: Path, scene: Scene, options: argparse.Namesp
         # These jobs are longer, so that a server's second attempt starts before they end.
         "cluster": in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
         "table": table_job(scratch, rows=rows, epochs=epochs),
+        "sequence": sequence_job(scratch, rows=rows, epochs=epochs),
         "stream": stream_job(scratch, rows=size.stream_rows, epochs=2, micro_batches=size.micro_batches),
         "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
         # Within one node, the workers share memory; the seed decides whether there is one node.

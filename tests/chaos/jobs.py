@@ -356,6 +356,45 @@ def table_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
     return JobSpec("table (downpour)", path, rows, epochs, 4, "downpour", options, build, counts_of(rows, epochs))
 
 
+def sequence_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
+    """Return a counting job by rows of any length, whose model counts the steps of each row.
+
+    Each row has its own id in all of its steps, so its row of the table moves by 1 for each of them. The label is below
+    every output, also with the padding, which has an id of its own and is not judged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from distkeras import Padding
+
+    lengths = np.array([1 + 7 * number % 12 for number in range(rows)])
+    path = folder / "sequence"
+    path.mkdir(parents=True)
+    for file, numbers in enumerate(np.array_split(np.arange(rows), WORKERS)):
+        values = [np.full(lengths[number], number + 1, np.int32) for number in numbers]
+        labels = pa.array(np.full(len(numbers), -1e9, np.float32))
+        table = pa.table({"features": pa.array(values, pa.list_(pa.int32())), "label": labels})
+        pq.write_table(table, path / f"part-{file}.parquet")
+
+    def build() -> keras.Model:
+        import keras
+
+        inputs = keras.Input((None,), dtype="int32")
+        steps: Any = keras.layers.Embedding(rows + 1, 1, embeddings_initializer="zeros", name="counts")(inputs)
+        model = keras.Model(inputs, keras.ops.sum(steps, axis=1))
+        model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanAbsoluteError(reduction="sum"))
+        return model
+
+    def judge(model: keras.Model) -> tuple[None, str]:
+        counts = _counts(model)[1:]
+        wrong = np.flatnonzero(counts != epochs * lengths)
+        text = f"the steps of {wrong.size} of {rows} rows moved the center another number of times than {epochs}"
+        return None, f"{text}: {counts.sum():g} of {epochs * lengths.sum()} steps in all" if wrong.size else ""
+
+    options = {"padding": Padding(bucket=True)}
+    return JobSpec("sequence (downpour)", str(path), rows, epochs, 4, "downpour", options, build, judge)
+
+
 def counts_of(rows: int, epochs: int) -> Callable[[keras.Model], tuple[None, str]]:
     """Return a judge of a model whose first weights count how often each row of data moved the center."""
 
