@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench import whole_job
 from bench.processes import Caller
-from bench.whole_job import HIDDEN
-from bench.workload import CLASSES, INPUTS, fit_rate, mini_batches, rows
+from bench.workload import fit_rate, mini_batches, rows
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.protocol.loop import Loop
@@ -37,8 +37,6 @@ METRICS = ("loss", "accuracy")
 #: The ``steps_per_execution`` that are tried; Keras on PyTorch refuses any but 1, and on JAX it unrolls the steps, so
 #: that large models and convolutions take minutes to compile.
 EXECUTIONS = {"S": (1, 10, 50), "M": (1, 10), "C": (1, 10), "R": (1, 10)}
-#: Threads of a process on processors.
-_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -70,15 +68,16 @@ class BackendProcess(Caller):
 def _choose(backend: str, of_task: bool) -> None:
     os.environ["KERAS_BACKEND"] = backend
     if of_task:
-        prepare_process(_THREADS)
+        prepare_process(4)  # This is the number of its threads on processors.
 
 
 def build(workload: Workload, steps_per_execution: int = 1) -> keras.Model:
-    """Return the model, compiled, with the same weights each time."""
+    """Return the model, with the same weights each time, and a rate so small that no rule diverges on random labels."""
     import keras
 
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(workload.policy)
+    layers = []
     if workload.model == "C":
         layers = [keras.layers.Reshape((28, 28, 1))]
         for filters in (32, 64):
@@ -86,18 +85,7 @@ def build(workload: Workload, steps_per_execution: int = 1) -> keras.Model:
         layers += [keras.layers.Flatten()]
     elif workload.model == "R":
         layers = [keras.layers.Reshape((28, 28)), keras.layers.LSTM(64)]
-    else:
-        layers = [keras.layers.Dense(units, activation="relu") for units in HIDDEN[workload.model]]
-    # The softmax of float16 would round the loss.
-    last = keras.layers.Dense(CLASSES, activation="softmax", dtype="float32")
-    model = keras.Sequential([keras.Input((INPUTS,)), *layers, last])
-    model.compile(
-        keras.optimizers.SGD(1e-3),
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_execution,
-    )
-    return model
+    return whole_job.build(workload.model, 1e-3, steps_per_execution, layers)
 
 
 _replica = cache(lambda workload: KerasReplica(build(workload)))

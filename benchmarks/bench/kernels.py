@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from bench.measure import Case, Factory
-from bench.rig import ETA, STEPS
+from bench.rig import ETA, HISTORY, STEPS
 from distkeras.ps.center.center import Center
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.rules import Chunk, Context, Rule, center_rules, make
@@ -23,7 +23,6 @@ from distkeras.ps.rules.base import BLOCK
 
 SIZE = 4_798_010
 _WORKERS = 2
-_HISTORY = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
 
 
 def cases(quick: bool) -> list[Factory]:
@@ -90,7 +89,7 @@ class Whole:
             scale=1.0,
             waited=0.0,
             parts=tuple(buffer.array for buffer in buffers),
-            history=_HISTORY,
+            history=HISTORY,
         )
 
         def step() -> None:

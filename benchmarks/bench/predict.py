@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
 
+from bench.gpu_process import Workload, build
 from bench.measure import Case, Factory
 from bench.whole_job import WORKERS
-from bench.workload import build, rows, session
+from bench.workload import rows, session
 
 SECTION = "predict"
 BATCH = 1024
@@ -33,7 +34,7 @@ def _predict(count: int, times: int = 1) -> Iterator[Case]:
     from distkeras.data.datasets import write_parquet
     from distkeras.transformers import ModelPredictor
 
-    model, (x, y) = build("S"), rows(count)
+    model, (x, y) = build(Workload("S", BATCH, 1)), rows(count)
     with session() as spark, tempfile.TemporaryDirectory(prefix="distkeras-bench-") as directory:
         frame = spark.read.parquet(write_parquet(Path(directory) / "rows", x, y, files=WORKERS)).cache()
         frame.write.format("noop").mode("overwrite").save()

@@ -26,7 +26,8 @@ from distkeras.ps.transport.worker_client import WorkerClient
 #: The shapes of a model's arrays.
 Shapes = tuple[tuple[int, ...], ...]
 #: Mini-batches of a commit, each with a row of history: timestamp, samples, loss and a metric.
-STEPS, HISTORY = 5, 4
+STEPS = 5
+HISTORY = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
 ETA = 1e-3
 _WARM_UP = 0.3
 
@@ -64,7 +65,6 @@ class WorkerExchange:
         self._client.join()  # There is no pull yet, because with some rules it waits for all other workers.
         self._parts = self._client.payload(1)
         self._parts[0].fill(1e-3)
-        self._history = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
         self._batch = 0
 
     def exchange(self) -> None:
@@ -82,7 +82,7 @@ class WorkerExchange:
             scale=1.0,
             parts=self._parts,
             moving_statistics=NO_FLOATS,
-            history=self._history,
+            history=HISTORY,
         )
         self._client.commit(request)
 

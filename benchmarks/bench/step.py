@@ -9,11 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from bench.gpu_process import Workload, best_fit
+from bench.gpu_process import Workload, best_fit, build, replica_rate
 from bench.measure import Case, Factory
-from bench.workload import bare_loop, build, mini_batches, rows
-from distkeras.data.batches import Batch
-from distkeras.keras_model.replica import KerasReplica
+from bench.workload import bare_loop, mini_batches, rows
 
 SECTION = "step"
 WINDOW = 10
@@ -30,28 +28,16 @@ def cases(quick: bool) -> list[Factory]:
 
 @contextmanager
 def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
-    """Yield the case of `KerasReplica.train`, a window at a time, on batches in the form of the data plane."""
+    """Yield the case of a replica's steps, a window at a time, on batches in the form of the data plane."""
     import tensorflow as tf
 
-    x, y = rows(count * batch)
-
-    def windows() -> list[list[Batch]]:
-        batches = mini_batches(x, y, batch, WINDOW)
-        return [batches[start : start + WINDOW] for start in range(0, count, WINDOW)]
-
-    replica = KerasReplica(build(name))
-    bare = bare_loop(build(name), batch)
+    workload = Workload(name, batch, count)
+    ours, bare = partial(replica_rate, workload, WINDOW), bare_loop(build(workload), batch)
+    batches = mini_batches(*rows(count * batch), batch, WINDOW)
     stacks = [
         tuple(tf.constant(np.stack(part)) for part in zip(*((b.x[0], b.y[0]) for b in window), strict=True))
-        for window in windows()
+        for window in (batches[start : start + WINDOW] for start in range(0, count, WINDOW))
     ]
-
-    def ours() -> float:
-        fresh = windows()  # TensorFlow has not taken over their memory yet.
-        began = time.perf_counter()
-        for window in fresh:
-            replica.train(window)
-        return count / (time.perf_counter() - began)
 
     def limit() -> float:
         began = time.perf_counter()
@@ -61,7 +47,7 @@ def _steps(name: str, batch: int, count: int) -> Iterator[Case]:
 
     for side in (ours, limit):
         side()
-    with best_fit(Workload(name, batch, count)) as (naive, which):
+    with best_fit(workload) as (naive, which):
         name = f"{name}, batches of {batch}, windows of {WINDOW}"
         note = f"limit: each window one call of a compiled loop over tensors that are there already; naive: {which}"
         yield Case(SECTION, name, "steps/s", ours, limit, naive, target_limit=0.95, turns=TURNS, note=note)

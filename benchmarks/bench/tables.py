@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,15 @@ import numpy as np
 
 from bench.measure import Case, Factory
 from bench.processes import PATIENCE, Caller
-from bench.whole_job import WORKERS
-from bench.workload import fit_rate, session, silent_trainer, steady_rate
+from bench.whole_job import WORKERS, python_workers
+from bench.workload import fit_rate, kept_frame, session, silent_trainer, steady_rate
 from distkeras import Trainer
 from distkeras.ps import rules
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 
 if TYPE_CHECKING:
     import keras
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 SECTION = "tables"
 #: Ids of a row, width of the table, rows of a mini-batch, mini-batches of a window, and epochs; the first epoch is not
@@ -92,19 +92,10 @@ def _frames(count: int, **config: str) -> Iterator[Frames]:
 
         def frame(rows: int, part: int = 1) -> DataFrame:
             if (rows, part) not in kept:
-                kept[rows, part] = _kept_frame(spark, *data_of(rows, count // part))
+                kept[rows, part] = kept_frame(spark, *data_of(rows, count // part), "array<int>", "float")
             return kept[rows, part]
 
         yield frame
-
-
-def _kept_frame(spark: SparkSession, x: np.ndarray, y: np.ndarray) -> DataFrame:
-    import pandas as pd
-
-    data = pd.DataFrame({"features": x.tolist(), "label": y})
-    frame = spark.createDataFrame(data, "features array<int>, label float").repartition(2).cache()
-    frame.count()
-    return frame
 
 
 @contextmanager
@@ -119,13 +110,9 @@ def _table(rows: int, count: int) -> Iterator[list[Case]]:
         ]
 
 
-def _by_rows(rows: int) -> Any:
-    """Return the argument ``tables``: a table with more than `FEW` rows must travel by rows."""
-    return ["table"] if rows > FEW else "auto"
-
-
 def _rate(rows: int, optimizer: str, workers: int, frame: Frames) -> float:
-    return steady(model_of(rows, optimizer), workers, frame(rows), _by_rows(rows))
+    tables = ["table"] if rows > FEW else "auto"  # More rows must travel by rows.
+    return steady(model_of(rows, optimizer), workers, frame(rows), tables)
 
 
 def _case(kind: str, rows: int, optimizer: str, workers: int, frame: Frames, **options: Any) -> Case:
@@ -264,12 +251,8 @@ def steady(
     """Return the `steady_rate` of one training; with a ``checkpoint``, from its first snapshot on."""
     trainer = _trainer(model, workers, tables, epochs)
     trainer.train(frame, checkpoint=checkpoint)
-    return steady_rate(trainer, 0.0 if checkpoint is None else _first_snapshot(Path(checkpoint.uri)))
-
-
-def _first_snapshot(folder: Path) -> float:
-    """Return when the first snapshot in ``folder`` was written, seconds since the epoch."""
-    return min(file.stat().st_mtime for file in folder.glob("*snapshot*"))
+    written = [file.stat().st_mtime for file in Path(checkpoint.uri).glob("*snapshot*")] if checkpoint else [0.0]
+    return steady_rate(trainer, min(written))
 
 
 def _trainer(model: keras.Model, workers: int, tables: Any, epochs: int) -> Trainer:
@@ -296,15 +279,9 @@ def peak_of_workers(model: keras.Model, frame: DataFrame) -> int:
 
 def _workers_peak() -> int:
     """Return the largest peak memory of Spark's Python worker processes, from the kernel."""
-    import psutil
-
     peak = 0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if not any(part.endswith("daemon") for part in process.cmdline()):
-                continue
-            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        except (psutil.Error, OSError):  # The process has ended.
-            continue
-        peak = max([peak, *(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))])
+    for pid in python_workers():
+        with suppress(OSError):  # The process has ended.
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            peak = max([peak, *(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))])
     return peak

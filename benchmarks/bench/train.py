@@ -91,9 +91,7 @@ def _train(count: int) -> Iterator[list[Case]]:
             frames[share] = spark.read.parquet(written).cache()
             frames[share].write.format("noop").mode("overwrite").save()
         frame = frames[1]
-        ceiling = None
-        if BACKEND == "tensorflow":
-            ceiling = stack.enter_context(_Ceiling(WHOLE.model, WHOLE.batch, count // WHOLE.batch)).rate
+        ceiling = stack.enter_context(_ceiling(WHOLE.workload(count))) if BACKEND == "tensorflow" else None
         workloads = dict.fromkeys(job.workload(count) for job in JOBS)
         plain = {workload: stack.enter_context(best_fit(workload)) for workload in workloads}
         _steady(WHOLE, frame)  # After this job, the workers have loaded their modules.
@@ -165,39 +163,32 @@ def _whole_job(frame: DataFrame) -> Case:
     return Case(SECTION, f"share of a job that trains, {WHOLE.name}", "share", ours, lambda: 1.0, note=note)
 
 
-class _Ceiling:
-    """A context manager of independent processes, each of which trains ``steps`` steps on rows in its own memory."""
+@contextmanager
+def _ceiling(workload: Workload) -> Iterator[Callable[[], float]]:
+    """Yield a function that measures the samples a second of independent processes with rows in their own memory."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(Caller()) for _ in range(WORKERS)]
 
-    def __init__(self, model: str, batch: int, steps: int) -> None:
-        self._arguments = model, batch, steps
-        self._processes = [Caller() for _ in range(WORKERS)]
+        def rate() -> float:
+            for process in processes:
+                process.begin(_independent, workload)
+            return float(sum(process.result() for process in processes))
 
-    def __enter__(self) -> _Ceiling:
-        self.rate()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for process in self._processes:
-            process.__exit__(*exc_info)
-
-    def rate(self) -> float:
-        """Return the samples a second of all processes together."""
-        for process in self._processes:
-            process.begin(_independent, *self._arguments)
-        return float(sum(process.result() for process in self._processes))
+        rate()
+        yield rate
 
 
 @cache
-def _loop(name: str, batch: int, steps: int) -> Callable[[], None]:
+def _loop(workload: Workload) -> Callable[[], None]:
     for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
         os.environ[variable] = "1"
-    x, y = rows(steps * batch)
-    loop = bare_loop(build(Workload(name, batch, steps)), batch)
-    return partial(loop, x.reshape(steps, batch, -1), y.reshape(steps, batch))
+    shape = workload.steps, workload.batch
+    x, y = rows(workload.steps * workload.batch)
+    return partial(bare_loop(build(workload), workload.batch), x.reshape(*shape, -1), y.reshape(shape))
 
 
-def _independent(name: str, batch: int, steps: int) -> float:
-    run = _loop(name, batch, steps)
+def _independent(workload: Workload) -> float:
+    run = _loop(workload)
     began = time.time()
     run()
-    return steps * batch / (time.time() - began)
+    return workload.steps * workload.batch / (time.time() - began)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,15 @@ FOLDS, FACTORS = 3, (0.25, 0.5, 1.0, 1.5)
 Result = tuple[Any, dict[str, float]]
 
 
-def build(name: str, learning_rate: float, steps_per_execution: int = 1) -> Any:
-    """Return model M or S, compiled, with the same weights each time."""
+def build(name: str, learning_rate: float, steps_per_execution: int = 1, layers: Sequence[Any] = ()) -> Any:
+    """Return model M or S, or one of other hidden ``layers``, compiled, with the same weights each time."""
     import keras
 
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(units, activation="relu") for units in HIDDEN[name]]
-    model = keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10, activation="softmax")])
+    layers = layers or [keras.layers.Dense(units, activation="relu") for units in HIDDEN[name]]
+    # The softmax of float16 would round the loss.
+    last = keras.layers.Dense(10, activation="softmax", dtype="float32")
+    model = keras.Sequential([keras.Input((784,)), *layers, last])
     model.compile(
         keras.optimizers.SGD(learning_rate),
         "sparse_categorical_crossentropy",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench import whole_job
 from bench.whole_job import WORKERS
 from distkeras.data.batches import Batch, DataSpec
 from distkeras.data.columns import Column
@@ -19,16 +18,11 @@ from distkeras.data.ordering import EpochOrder
 
 if TYPE_CHECKING:
     import keras
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from distkeras import Trainer
 
 INPUTS, CLASSES = 784, 10
-
-
-def build(name: str) -> keras.Model:
-    """Return model M or S, compiled with a rate that is so small that no rule diverges on random labels."""
-    return whole_job.build(name, 1e-3)
 
 
 def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,6 +100,16 @@ def steady_rate(trainer: Trainer, since: float = 0.0) -> float:
     end = stamps.groupby(history["worker"]).max().min()
     counted = history["samples"][(stamps > begin) & (stamps <= end)].sum()
     return float(counted / (end - begin).total_seconds())
+
+
+def kept_frame(spark: SparkSession, x: Any, y: np.ndarray, features: str, label: str) -> DataFrame:
+    """Return rows of columns of these types, cached in a partition for each worker."""
+    import pandas as pd
+
+    data = pd.DataFrame({"features": list(map(np.ndarray.tolist, x)), "label": y})
+    frame = spark.createDataFrame(data, f"features {features}, label {label}").repartition(WORKERS).cache()
+    frame.count()
+    return frame
 
 
 @contextmanager

@@ -25,15 +25,12 @@ NAMES = {
 STARTS = {"downpour": 0.0125, "agn": 0.2, "aeasgd": 0.05, "diloco": 0.05, "delayed_nesterov": 0.1}
 #: The starts of repeated searches: the first ones had stopped at a local optimum far from the best rate.
 STARTS_AGAIN = {("downpour", 500): 0.0008}
+#: The first seed, and their number: five, since there are 30 settings.
+SEEDS = 1, 5
 #: The difference in points up to which accuracies count as equal.
 CLOSE = 1.0
 #: Windows at which the rules of the thesis are compared with their shortest one.
 OF_AGN, OF_DOWNPOUR = 20, 50
-
-
-def seeds(scale: Scale) -> tuple[int, ...]:
-    """Return five seeds, since there are 30 settings."""
-    return scale.seeds(1, 5)
 
 
 def measured(rule: str, window: int, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any]:
@@ -45,7 +42,7 @@ def measured(rule: str, window: int, gradients: int, seeds: tuple[int, ...]) -> 
 def _jobs(scale: Scale) -> dict[str, Job]:
     gradients = scale.budget(BUDGET, WORKERS * WINDOWS[-1])
     return {
-        f"{rule}/{window}": partial(measured, rule, window, gradients, seeds(scale))
+        f"{rule}/{window}": partial(measured, rule, window, gradients, scale.seeds(*SEEDS))
         for rule in NAMES
         for window in WINDOWS
     }
@@ -118,7 +115,7 @@ def _section(results: Results, scale: Scale, folder: Path) -> Section:
         "constant rate (AdamW in the papers on DiLoCo and delayed Nesterov), the rules' other hyper-parameters at "
         f"their defaults; homogeneous gamma-distributed times. {SEARCH}, for each rule and λ, on the held-out rows. "
         f"For {again} it was repeated from a lower rate after the first figures: it had stopped between two worse "
-        f"rates, far from the best one. Seeds {listed(seeds(scale))}."
+        f"rates, far from the best one. Seeds {listed(scale.seeds(*SEEDS))}."
     )
     caption = (
         "Test accuracy over the number of steps between two exchanges, on as many mini-batches; below, the range "
@@ -133,9 +130,7 @@ def _picture(results: Results, folder: Path) -> str:
         for place, (rule, title) in enumerate(NAMES.items()):
             beside = [window * 1.03 ** (place - 2) for window in WINDOWS]  # bars of one window next to each other
             draw.spreads(ax, beside, [accuracy(results[f"{rule}/{w}"]) for w in WINDOWS], place, title, 100)
-        ax.set_xscale("log")
-        ax.set_xticks(WINDOWS, [str(window) for window in WINDOWS])
-        ax.minorticks_off()
+        draw.logarithmic(ax, WINDOWS)
     whole, best = axes[:, 0]
     highest = max(accuracy(one).mean for one in results.values())
     best.set_ylim(100 * highest - 6, 100 * highest + 1)

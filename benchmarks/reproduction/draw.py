@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from distkeras.analysis.plots import COLORS as COLORS
 from distkeras.analysis.plots import DASHES
@@ -58,6 +59,13 @@ def curve(axes: Any, curves: Sequence[Sequence[Sequence[float]]], place: int, la
     """Draw the mean training accuracy over the seeds in percent, against time in mean step times."""
     time, values = (np.mean([one[part] for one in curves], axis=0) for part in (0, 1))
     axes.plot(time / 128, 100 * values, label=label, **{**style(place), "marker": None})
+
+
+def logarithmic(axes: Any, places: Iterable[float], which: str = "x") -> None:
+    """Make an axis logarithmic, with a mark and a number at each place."""
+    getattr(axes, f"set_{which}scale")("log")
+    getattr(axes, f"set_{which}ticks")(list(places), [f"{place:g}" for place in places])
+    getattr(axes, f"{which}axis").set_minor_locator(NullLocator())
 
 
 def finish(axes: Any, x: str, y: str, title: str = "", legend: bool = True) -> None:

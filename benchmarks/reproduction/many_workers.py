@@ -14,6 +14,8 @@ from reproduction.spreads import Spread, all_above, all_below, intervals, listed
 
 WORKERS, BUDGET, TIMING = (4, 16, 64), 6000, "heterogeneous"
 FEW, SOME, MANY = WORKERS
+#: The first seed, and their number: five, since there are 45 settings.
+SEEDS = 1, 5
 #: Points that a rule may lose with many workers at the rate of few workers.
 KEEPS = 10.0
 NAMES = {
@@ -35,11 +37,6 @@ STARTS = dict.fromkeys(NAMES, (0.05, 0.0125, 0.003)) | {
     "naive": (0.0125, 0.003, 0.0008),
     "dana_slim": (0.0125, 0.006, 0.0015),
 }
-
-
-def seeds(scale: Scale) -> tuple[int, ...]:
-    """Return five seeds, since there are 45 settings."""
-    return scale.seeds(1, 5)
 
 
 def _configured(kind: str, n: int, gradients: int) -> Run:
@@ -68,8 +65,8 @@ def _jobs(scale: Scale) -> dict[str, Job]:
     gradients = scale.budget(BUDGET, MANY)
     found: dict[str, Job] = {}
     for kind in NAMES:
-        found |= {f"own/{kind}/{n}": partial(own, kind, n, gradients, seeds(scale)) for n in WORKERS}
-        found |= {f"kept/{kind}/{n}": partial(kept, kind, n, gradients, seeds(scale)) for n in WORKERS[1:]}
+        found |= {f"own/{kind}/{n}": partial(own, kind, n, gradients, scale.seeds(*SEEDS)) for n in WORKERS}
+        found |= {f"kept/{kind}/{n}": partial(kept, kind, n, gradients, scale.seeds(*SEEDS)) for n in WORKERS[1:]}
     return found
 
 
@@ -161,7 +158,7 @@ def _section(results: Results, scale: Scale, folder: Path) -> Section:
         "thresholds of delay-adaptive and Ringmaster, which are then DOWNPOUR; other hyper-parameters at their "
         "defaults. “Nesterov, not delayed” is delayed Nesterov with N = 1, which its paper calls naive. "
         f"{SEARCH}, for each rule and n, on the held-out rows. Then the rate of n = {FEW} is kept for more workers. "
-        f"Ringmaster's refused mini-batches are computed again and count once. Seeds {listed(seeds(scale))}."
+        f"Ringmaster's refused mini-batches are computed again and count once. Seeds {listed(scale.seeds(*SEEDS))}."
     )
     caption = (
         f"Test accuracy over the number of workers, each number with its own rate (left), and with the rate that is "
@@ -177,8 +174,7 @@ def _picture(of: _WorkerFigures, folder: Path) -> str:
         for place, (kind, title) in enumerate(NAMES.items()):
             beside = [n * 1.05 ** (place - 4) for n in WORKERS]  # bars of one n next to each other
             draw.spreads(ax, beside, [of(kind, n, choice) for n in WORKERS], place, title, 100)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(WORKERS, [str(n) for n in WORKERS])
+        draw.logarithmic(ax, WORKERS)
         lowest = min(of(kind, n, choice).mean for kind in NAMES for n in WORKERS)
         ax.set_ylim(0 if lowest < 0.5 else 100 * lowest - 5, 90)
         draw.finish(ax, "workers n", "test accuracy (%)", text, legend=False)

@@ -271,8 +271,7 @@ class _MomentumFigures(SeedRuns):
             ax.set_yscale("log")
             draw.finish(ax, "workers N", f"{title} (RMS)", CHOICES["common"], legend=False)
         for ax in axes.flat:
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(counts, [str(n) for n in counts])
+            draw.logarithmic(ax, counts)
         draw.legend_below(figure, axes[0, 0], 4)
         return draw.save(figure, folder, "momentum.png")
 

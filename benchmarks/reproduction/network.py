@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ HELD_OUT = 5000
 GUESSING = math.log(CLASSES)
 
 
-@dataclass(frozen=True)
-class Data:
+class Data(NamedTuple):
     """Pictures as bytes, shape ``(rows, 784)``, and labels, shape ``(rows,)``."""
 
     x: np.ndarray
@@ -85,7 +84,7 @@ def gradient(theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarra
     The pixels, from 0 to 1, are ``(rows, 784)``, the labels ``(rows,)``.
     """
     hidden, logits = forward(theta, x)
-    places = _starts(len(y)) + y  # These are the places of the right classes in the flat array.
+    places = np.arange(len(y)) * CLASSES + y  # These are the places of the right classes in the flat array.
     right = logits.ravel()[places]
     error = np.exp(logits, out=logits)
     total = error.sum(axis=1)
@@ -102,11 +101,6 @@ def gradient(theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarra
     np.matmul(x.T, back, out=w1)
     back.sum(axis=0, out=b1)
     return out, loss, float((right == 0).mean())
-
-
-@cache
-def _starts(rows: int) -> np.ndarray:
-    return np.arange(rows) * CLASSES
 
 
 def evaluate(theta: np.ndarray, part: str = "test") -> tuple[float, float]:

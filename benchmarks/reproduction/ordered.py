@@ -52,11 +52,6 @@ OTHERS, RIVAL = ("asgd", "asgdm", "shifted_momentum"), "smega2"
 SHARED = 0.02
 
 
-def seeds(scale: Scale) -> tuple[int, ...]:
-    """Return ten seeds."""
-    return scale.seeds(11, 10)
-
-
 def measured(run: Run, grid: tuple[float, ...], seed: int) -> dict[str, Any]:
     """Return the figures of a rule in both environments, at the rate that is best in the homogeneous one."""
     run = replace(run, rate=best(scores(run, grid)))
@@ -67,7 +62,7 @@ def _jobs(scale: Scale) -> dict[str, Job]:
     return {
         f"{rule}/{n}/{seed}": partial(measured, Run(rule, n, 0.0, scale.budget(BUDGET), decay=True), grid, seed)
         for (rule, n), grid in RATES.items()
-        for seed in seeds(scale)
+        for seed in scale.seeds(11, 10)
     }
 
 
@@ -114,7 +109,7 @@ def _section(results: Results, scale: Scale, folder: Path) -> Section:
         "quarters. For each rule and K the rate that is best with seed 0 in the homogeneous environment, used in both: "
         f"of three, around the best one of a wider grid, and with K = 64 of {listed(LOW)} for all rules but ASGD. Slow "
         "workers: K/16 of them, ten times slower. "
-        f"Seeds {seeds(scale)[0]} to {seeds(scale)[-1]}. Only CIFAR-10's table is compared."
+        f"Seeds {scale.seeds(11, 10)[0]} to {scale.seeds(11, 10)[-1]}. Only CIFAR-10's table is compared."
     )
     caption = (
         "Left: training accuracy, mean over the seeds; OrMo's line is the broad one, which others lie on. Right: how "

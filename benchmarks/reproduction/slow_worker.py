@@ -30,6 +30,12 @@ NAMES = {
 }
 #: All rules except DyLU, which has no effect on windows of 1.
 ALWAYS = tuple(NAMES)[:-1]
+#: Rule, window and speeds of each setting.
+CASES = (
+    *((rule, SHORT, SLOW) for rule in ALWAYS),
+    *((rule, LONG, SLOW) for rule in NAMES),
+    *(("downpour", window, EQUAL) for window in WINDOWS),
+)
 #: The learning rates at which the search begins, by window.
 STARTS = dict.fromkeys(NAMES, (0.05, 0.006)) | {"dynsgd": (0.2, 0.1)}
 #: The factor by which the same number of steps takes longer with the slow worker.
@@ -56,13 +62,11 @@ def measured(rule: str, window: int, gradients: int, timing: str, seeds: tuple[i
 
 
 def _jobs(scale: Scale) -> dict[str, Job]:
-    cases = [(rule, window, SLOW) for rule in ALWAYS for window in WINDOWS] + [("dylu", LONG, SLOW)]
-    cases += [("downpour", window, EQUAL) for window in WINDOWS]
     return {
         _name(rule, window, timing): partial(
             measured, rule, window, scale.budget(BUDGETS[window], LONG), timing, scale.seeds(1, 10)
         )
-        for rule, window, timing in cases
+        for rule, window, timing in CASES
     }
 
 
@@ -117,15 +121,10 @@ def _section(results: Results, scale: Scale, folder: Path) -> Section:
     of = _TimeFigures(results)
     checks = [of.control(), *(of.earlier(rule) for rule in NAMES if rule != "downpour")]
     checks.append(of.earlier("ringmaster", "delay_adaptive"))
-    cases = [
-        *((rule, SHORT, SLOW) for rule in ALWAYS),
-        *((rule, LONG, SLOW) for rule in NAMES),
-        *(("downpour", window, EQUAL) for window in WINDOWS),
-    ]
     table = Table(
         f"Time until the training accuracy is at {TARGET:.0%}",
         ("rule", "λ", "rate", "time (mean step times)", "test accuracy at the end (%)", "refused commits"),
-        [_row(of, *case) for case in cases],
+        [_row(of, *case) for case in CASES],
     )
     budgets = [f"{scale.budget(one, LONG):,}" for one in BUDGETS.values()]
     setting = (

@@ -19,7 +19,7 @@ WORKERS = (1, 4, 8, 16, 32, 64)
 #: The number of clusters whose throughput is averaged: one draw of the machines' speeds is not representative.
 CLUSTERS = 10
 HOMOGENEOUS, HETEROGENEOUS, LINEAR = (1.10, 1.30), (4.0, 8.0), 0.02
-BUDGET, RATES, TARGET, AT = 3000, (0.01, 0.005, 0.002), 0.75, 16
+BUDGET, RATES, TARGET, AT, SEEDS = 3000, (0.01, 0.005, 0.002), 0.75, 16, (11, 10)
 KINDS = ("homogeneous", "heterogeneous")
 NAMES = {"ormo": "OrMo", "ssgdm": "SSGDm"}
 ENVIRONMENTS = ("homogeneous", "slow workers")
@@ -28,14 +28,8 @@ ENVIRONMENTS = ("homogeneous", "slow workers")
 def throughput(rule: str, kind: str, n: int, rounds: int, seed: int) -> float:
     """Return the gradients per mean step time."""
     zero, steps = np.zeros(1), rounds * n
-    options: dict[str, Any] = {
-        "workers": n,
-        "learning_rate": 1.0,
-        "timing": TIMINGS[kind],
-        "steps": steps,
-        "seed": seed,
-    }
-    trace = simulate(rule, zero, lambda theta, worker: zero, **options)
+    options: dict[str, Any] = {"workers": n, "learning_rate": 1.0, "timing": TIMINGS[kind]}
+    trace = simulate(rule, zero, lambda theta, worker: zero, steps=steps, seed=seed, **options)
     return steps / float(trace.time[-1]) * 128
 
 
@@ -54,19 +48,14 @@ def measured(rule: str, gradients: int, seeds: tuple[int, ...]) -> dict[str, Any
     }
 
 
-def times_seeds(scale: Scale) -> tuple[int, ...]:
-    """Return the seeds of the runs that train."""
-    return scale.seeds(11, 10)
-
-
 def _jobs(scale: Scale) -> dict[str, Job]:
     seeds = tuple(range(1, CLUSTERS + 1))
     rates = {f"{kind}/{n}": partial(throughputs, kind, n, scale.budget(100), seeds) for kind in KINDS for n in WORKERS}
-    return rates | {rule: partial(measured, rule, scale.budget(BUDGET), times_seeds(scale)) for rule in NAMES}
+    return rates | {rule: partial(measured, rule, scale.budget(BUDGET), scale.seeds(*SEEDS)) for rule in NAMES}
 
 
 def _section(results: Results, scale: Scale, folder: Path) -> Section:
-    seeds = times_seeds(scale)
+    seeds = scale.seeds(*SEEDS)
     setting = (
         f"Throughput in virtual time without any cost of communication, as in the paper; {CLUSTERS} draws of the "
         f"cluster, {scale.budget(100)} gradients a worker. OrMo and SSGDm (K = {AT}): {scale.budget(BUDGET):,} "

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 from reproduction import draw
 from reproduction.command import save
 from reproduction.running import run_all
@@ -42,8 +41,8 @@ def of_workers(results: Results, folder: Path) -> str:
         faster = [times[0] / time if math.isfinite(time) else math.nan for time in times]
         label = "an exchange takes the server the time of a step" if service else "an exchange takes no time"
         axes.plot(cases.WORKERS, faster, label=label, **draw.style(place))
-    _logarithmic(axes, cases.WORKERS, "x")
-    _logarithmic(axes, cases.WORKERS, "y")
+    draw.logarithmic(axes, cases.WORKERS)
+    draw.logarithmic(axes, cases.WORKERS, "y")
     draw.finish(
         axes, "workers", "times as fast as one worker", f"to {cases.TARGET:.0%} accuracy, windows of {cases.WINDOW}"
     )
@@ -58,7 +57,7 @@ def of_windows(results: Results, folder: Path) -> str:
         label = f"an exchange takes as long as {travel:g} steps" if travel else "an exchange takes no time"
         axes.plot(cases.WINDOWS, [time if math.isfinite(time) else math.nan for time in times], label=label,
                   **draw.style(place))  # fmt: skip
-    _logarithmic(axes, cases.WINDOWS, "x")
+    draw.logarithmic(axes, cases.WINDOWS)
     axes.set_ylim(bottom=0)
     title = f"to {cases.TARGET:.0%} accuracy, {cases.WORKERS_OF_WINDOWS} workers"
     draw.finish(axes, "window (steps between two exchanges)", "time (mean step times)", title)
@@ -74,7 +73,7 @@ def of_rates(results: Results, folder: Path) -> str:
             for rate in cases.RATES
         ]
         axes.plot(cases.RATES, values, label=f"{n} worker{'' if n == 1 else 's'}", **draw.style(place))
-    _logarithmic(axes, cases.RATES, "x")
+    draw.logarithmic(axes, cases.RATES)
     axes.set_ylim(60, 88)
     draw.finish(
         axes, "learning rate of the workers", "test accuracy (%)", f"the same mini-batches, windows of {cases.WINDOW}"
@@ -85,14 +84,6 @@ def of_rates(results: Results, folder: Path) -> str:
 def _axes() -> tuple[Figure, Any]:
     figure = Figure(figsize=_SIZE, dpi=draw.DPI, layout="constrained")
     return figure, figure.subplots()
-
-
-def _logarithmic(axes: Any, places: Iterable[float], which: str) -> None:
-    """Make an axis logarithmic, with a mark and a number at each place."""
-    names = [f"{place:g}" for place in places]
-    getattr(axes, f"set_{which}scale")("log")
-    getattr(axes, f"set_{which}ticks")(list(places), names)
-    getattr(axes, f"{which}axis").set_minor_locator(NullLocator())
 
 
 FIGURES: tuple[Callable[[Results, Path], str], ...] = (of_workers, of_windows, of_rates)
