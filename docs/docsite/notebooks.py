@@ -20,6 +20,7 @@ SHOWN = {
     "fine_tuning_images": "PNG files, a frozen convolutional network, and a new head",
     "models_by_shop": "forty shops, a small model for each, and its loss next to the best possible one",
     "learning_and_scoring": "one stream trains and publishes versions, another is scored with them; workers are killed",
+    "sequences": "the next item of a session, learned from rows of any length, and what three ways to pad them cost",
     "wide_tables": "a recommender with tables of rows, compared with the best possible one; hot rows and cold rows",
 }
 
