@@ -125,6 +125,7 @@ class TrainingSetup:
         outcome: what is known of the job so far; it fills while the job runs. None: nothing.
         require_whole: raises a ConfigurationError unless the driver has the whole model while it trains, as a callback
             needs that restores a center or uses `CallbackContext.model`.
+        living: names of the tables whose touches are counted, in the order of `Status.tables`.
     """
 
     metrics: tuple[str, ...]
@@ -135,6 +136,7 @@ class TrainingSetup:
     options: Mapping[str, Any] = field(default_factory=dict)
     outcome: JobOutcome | None = None
     require_whole: Callable[[], None] = lambda: None
+    living: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ _OF_STREAM = {
     "lag": ("lag_seconds", "Seconds that a row of the latest micro-batch has waited for its snapshot, at most."),
 }
 
+#: What is counted of such a table.
+_STATES = ("kept", "admitted", "expired", "removed")
+
 
 class PrometheusMetrics(Callback):
     """Serve metrics of the current job at ``http://HOST:PORT/metrics``, for Prometheus.
@@ -45,8 +48,9 @@ class PrometheusMetrics(Callback):
     The names begin with ``distkeras_``: clock, batches, samples, epochs, loss, staleness, joined, finished and up (1
     while the job trains). For the latest micro-batch of a stream there are also micro_batch, micro_batch_rows,
     micro_batch_seconds and lag_seconds (see `StreamTraining.lastProgress`), and backlog, with a label ``measure`` for
-    each measure that Spark's source reports. Without a stream they are NaN. The metrics of the last job are served
-    until the process ends or `close` is called.
+    each measure that Spark's source reports. Without a stream they are NaN. For a `WideEmbedding` of a stream, or one
+    whose rows are admitted or expire, table_rows has the labels ``table`` and ``state``: kept, admitted, expired and
+    removed. The metrics of the last job are served until the process ends or `close` is called.
 
     Args:
         port: port to listen at; 0 for any free port.
@@ -65,6 +69,7 @@ class PrometheusMetrics(Callback):
         self.port = require_integer("port", port, 0)
         self._host = require_text("host", host, "an address")
         self._gauges: dict[str, Gauge] = {}
+        self._living: tuple[str, ...] = ()
         self._server: tuple[WSGIServer, threading.Thread] | None = None
 
     def on_begin(self, setup: TrainingSetup) -> None:
@@ -72,12 +77,17 @@ class PrometheusMetrics(Callback):
         if self._server is None:
             self._serve()
         self._gauges["up"].set(1)
+        self._gauges["table_rows"].clear()
+        self._living = setup.living
 
     def on_center(self, context: CallbackContext) -> None:
         """Update the metrics from the server's status."""
         for name in _NUMBERS:
             value = getattr(context.status, name)
             self._gauges[name].set(math.nan if value is None else value)
+        for table, counts in zip(self._living, context.status.tables.tolist(), strict=False):  # none before the center
+            for state, count in zip(_STATES, counts, strict=True):
+                self._gauges["table_rows"].labels(table, state).set(count)
         progress = context.micro_batch
         for attribute, (name, _) in _OF_STREAM.items():
             value = None if progress is None else getattr(progress, attribute)
@@ -118,6 +128,8 @@ class PrometheusMetrics(Callback):
         self._gauges = {name: Gauge(f"distkeras_{name}", text, registry=registry) for name, text in texts.items()}
         text = "What waits at the sources of a stream, by Spark's names."
         self._gauges["backlog"] = Gauge("distkeras_backlog", text, ["measure"], registry=registry)
+        text = "Rows of tables whose touches are counted."
+        self._gauges["table_rows"] = Gauge("distkeras_table_rows", text, ["table", "state"], registry=registry)
         try:
             self._server = start_http_server(self.port, self._host, registry)
         except OSError as error:

@@ -449,7 +449,8 @@ class JobResults(Shown):
 
         Kinds: takeover (a retried task continues), fenced (a request of a task that lost its lease), restart (of the
         server), snapshot (failed, or succeeding again), records (lost, or kept in memory), optimizer (its state is
-        taken over, or is not), refused (peers), skipped (commits), pace (the center has moved little), stall, stop,
+        taken over, or is not), refused (peers), skipped (commits), pace (the center has moved little), padding (its
+        share), tables (which ones travel by rows), rows (of tables, that were admitted and have expired), stall, stop,
         failed.
         """
         self._require(self.outcome.df, "events")

@@ -382,8 +382,7 @@ class Trainer(JobResults):
         the driver has died or the stream was stopped, the same call continues the stream.
 
         Commits that a rule buffers at the server reach the center at the end of each micro-batch. `history`, `commits`
-        and `ledger` are those of the latest micro-batch; `model` is the last one of a stream that has ended. Tables do
-        not travel by rows.
+        and `ledger` are those of the latest micro-batch; `model` is the last one of a stream that has ended.
 
         Callbacks live as long as the stream, and count commits and seconds over all its micro-batches. If a callback
         stops the stream, the current micro-batch is the last one, and `stopped` has the reason. If a callback raises an
@@ -562,6 +561,7 @@ class Trainer(JobResults):
             options,
             outcome,
             job.center.require_all_tables,
+            tuple(table.name for table in cut.living),
         )
         begin_callbacks(plan.callbacks, setup)
         return job

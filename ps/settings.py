@@ -16,8 +16,9 @@ import numpy as np
 
 from distkeras.ps import rules
 from distkeras.ps.center.center import Center, require_rows
+from distkeras.ps.center.living_tables import make_table
 from distkeras.ps.center.schedulers import Scheduler, scheduler_for
-from distkeras.ps.center.tables import Table, make_table
+from distkeras.ps.center.tables import Table
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import require_format

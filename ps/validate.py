@@ -166,7 +166,6 @@ EXCLUSIONS = {
     "a stream": (
         Exclusion("partitioned_already", (False,), "its micro-batches are spread over the workers"),
         Exclusion("server", ("driver",), "the driver receives its micro-batches"),
-        Exclusion("tables", ("auto", "dense"), "its tables are dense"),
     ),
 }
 

@@ -525,6 +525,7 @@ class PackedModel:
             ),
             columns=tuple(columns),
             row_bytes=_row_bytes(self.inputs) + _row_bytes(self.outputs),
+            step_outputs=tuple(shape for shape, _ in self.outputs if None in shape),
             options=options,
             map_tables=self._table_mapper(spark) if maps else None,
         )

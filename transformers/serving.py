@@ -17,14 +17,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from distkeras.data.column_kinds import TEXT, innermost
+from distkeras.data.column_kinds import TEXT, innermost, is_list, lists_of
 from distkeras.data.columns import Column, Part, to_numpy, user_names
 from distkeras.data.rows import Padding, RaggedRows, of_one_length
 from distkeras.data.validity import reasons
 from distkeras.keras_model import keras_config
 from distkeras.keras_model.archive import CustomObjects, from_bytes
 from distkeras.keras_model.mapped_tables import MappedModel
-from distkeras.keras_model.variables import VariableVector, moving_statistics, trainable_variables
+from distkeras.keras_model.published_rows import published_rows
+from distkeras.keras_model.variables import (
+    VariableVector,
+    layers_with_rows_at_server,
+    moving_statistics,
+    trainable_variables,
+)
 from distkeras.private_keras import structures
 from distkeras.ps.checkpoint.versions import Version, VersionFolder, version_named
 from distkeras.ps.errors import BadValueError, ConfigurationError, ShapeError
@@ -138,7 +144,8 @@ class PredictionPlan:
         objects: custom objects; unpickling them chooses the backend.
         inputs: the model's inputs, in its order.
         columns: the new columns, each computed from one of the model's outputs.
-        row_bytes: bytes of a row's inputs and outputs, as far as their shapes are fixed.
+        row_bytes: bytes of a row's inputs and outputs, of which an open extent counts as 1.
+        step_outputs: the shapes of a row's outputs of which an extent is open, as that of steps or of an attention map.
         map_tables: returns the model with its wide tables in files, in the task, given the inputs' columns; None: the
             model is loaded from the archive.
         settings: those of ``keras.config`` on the driver, which layers read while they compute.
@@ -152,6 +159,7 @@ class PredictionPlan:
     columns: tuple[OutputColumn, ...]
     row_bytes: int
     options: PredictionOptions
+    step_outputs: tuple[tuple[int | None, ...], ...] = ()
     map_tables: Callable[[Sequence[str], CustomObjects], MappedModel] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     trusted: str = ""
@@ -159,6 +167,10 @@ class PredictionPlan:
     def rows_per_call(self, row_bytes: int = 0) -> int:
         """Return the rows of a call of the model, for rows of ``row_bytes``, or of the fixed shapes' bytes if more."""
         return max(1, min(self.options.batch_size, self.options.batch_bytes // max(1, row_bytes, self.row_bytes)))
+
+    def step_bytes(self, steps: Any) -> Any:
+        """Return the bytes of a row's outputs whose open extents are so many ``steps``, which may be an array."""
+        return sum(4 * math.prod(extent or 1 for extent in s) * steps ** s.count(None) for s in self.step_outputs)
 
 
 def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int | None) -> Iterator[pa.RecordBatch]:
@@ -168,7 +180,7 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
     size = plan.rows_per_call()
     # A yielded batch holds all its outputs: it has no more bytes of them than a call.
     most = max(size, plan.options.batch_bytes // max(1, plan.row_bytes) // size * size)
-    for batch in rebatched(batches, size, most):
+    for batch in _in_pieces(rebatched(batches, size, most), plan):
         # Bad data is found before a backend is imported, which takes seconds in each of Spark's attempts.
         arrays, why = _inputs(plan, batch, worker, first_row)
         if model is None:
@@ -184,6 +196,30 @@ def predict(plan: PredictionPlan, batches: Iterable[pa.RecordBatch], worker: int
             names.append("")
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns], names=names)
         first_row += batch.num_rows
+
+
+def _in_pieces(batches: Iterable[pa.RecordBatch], plan: PredictionPlan) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches whose outputs of steps have no more bytes than a call, or are those of one row."""
+    for batch in batches:
+        ends = np.cumsum(plan.step_bytes(_steps(batch, plan)) if plan.step_outputs else np.zeros(batch.num_rows))
+        first = 0
+        while first < batch.num_rows:
+            before = ends[first - 1] if first else 0
+            end = max(first + 1, int(np.searchsorted(ends, before + plan.options.batch_bytes, "right")))
+            yield batch.slice(first, end - first)
+            first = end
+
+
+def _steps(batch: pa.RecordBatch, plan: PredictionPlan) -> np.ndarray:
+    """Return the steps of each row, the most of all inputs; 1 where they are unknown, as before rows are decoded."""
+    steps = np.ones(batch.num_rows, np.int64)
+    for column in plan.inputs:
+        values = lists_of(batch.column(batch.schema.get_field_index(column.name)))
+        if column.shape[:1] == (None,) and column.decode is None and is_list(values.type):
+            lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            size = 1 if is_list(values.type.value_type) else math.prod(extent or 1 for extent in column.shape)
+            steps = np.maximum(steps, column.padding.lengths(lengths // size))
+    return steps
 
 
 def _inputs(
@@ -353,7 +389,9 @@ def _predict_batches(
 ) -> list[np.ndarray]:
     """Return each output for all rows, ``(n, …)``, from calls of ``batch_size`` rows."""
     rows, parts = len(arrays[0]), []
-    size = plan.rows_per_call(sum(array.nbytes for array in arrays) // rows)
+    of_steps = [array for array, column in zip(arrays, plan.inputs, strict=True) if column.shape[:1] == (None,)]
+    steps = max((array.shape[1] for array in of_steps), default=1)
+    size = plan.rows_per_call(sum(array.nbytes for array in arrays) // rows + plan.step_bytes(steps))
     for start in range(0, rows, size):
         inputs = [array[start : start + size] for array in arrays]
         n = len(inputs[0])
@@ -495,6 +533,7 @@ class _Loaded:
     def __init__(self, model: keras.Model) -> None:
         self._weights = VariableVector(trainable_variables(model))
         self._moving_statistics = VariableVector(moving_statistics(model))
+        self._wide = layers_with_rows_at_server(model)
         self._version: tuple[str, str] | None = None
 
     def load(self, models: PublishedModels, name: str) -> None:
@@ -504,10 +543,16 @@ class _Loaded:
         version = version_named(name)
         assert version is not None, name
         with message_first():
-            center, statistics = VersionFolder(models.uri).load(version, models.model)
+            folder = VersionFolder(models.uri)
+            center, statistics = folder.load(version, models.model)
+            rows = folder.rows_of(version) if self._wide else {}
         self._version = None  # until both are loaded
         self._weights.load(center)
         self._moving_statistics.load(statistics)
+        for layer in self._wide:
+            layer.rows, layer.rows_checksum = published_rows(models.uri, rows, layer.name)
+            with message_first():
+                layer.open_rows()
         self._version = models.uri, name
 
 

@@ -2,6 +2,9 @@
 
 No function here holds a table: rows are processed in blocks. Only the ids of all rows are in memory, while they are
 sorted.
+
+The rows of a version that a stream publishes are a list of files, some of which earlier versions have written: whole
+ones, and then *changes*, of which later ones replace earlier rows. A file of changes has rows, or ids that are *gone*.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError
-from distkeras.ps.protocol.tables import Ids, TableShape, initial_rows
-from distkeras.ps.world.files import Files, below, open_files, remove_folder
+from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, initial_rows
+from distkeras.ps.world.files import Files, apart, below, open_files, remove_folder
 
 #: Bytes of rows in one Parquet file.
 FILE_BYTES = 32 << 20
@@ -39,7 +42,7 @@ class SavedRows(NamedTuple):
     """The trained rows of a table.
 
     Args:
-        folder: path or URI of the folder with their files.
+        folder: path or URI of the folder with their files; or of a version's list of files, which ends with ".json".
         checksum: of the list of these files, with the number of rows and the checksum of each; None: not known, as of
             rows that an earlier version of this package wrote.
     """
@@ -71,20 +74,31 @@ def save_rows(folder: str, blocks: Iterable[Block]) -> SavedRows:
 
 def _write(place: str, blocks: Iterable[Block]) -> str:
     """Write files of rows and their list, and return the list's checksum."""
-    files, listed = open_files(place), list[dict[str, Any]]()
+    files = open_files(place)
     files.write(_LIST, [_UNFINISHED])
-    for number, (ids, rows) in enumerate(_gathered(blocks)):
-        flat = pa.array(np.ascontiguousarray(rows, np.float32).reshape(-1))
-        offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * rows.shape[1])
-        table = pa.table({"id": pa.array(ids), "vector": pa.ListArray.from_arrays(offsets, flat)})
-        buffer = BytesIO()
-        pq.write_table(table, buffer)
-        name = f"rows-{number:05}.parquet"
-        files.write(name, [buffer.getbuffer()])
-        listed.append({"name": name, "rows": len(ids), "checksum": _checksum(buffer.getbuffer())})
+    return write_list(files, _LIST, list(write_files(files, "rows", blocks)))
+
+
+def write_list(files: Files, name: str, listed: Sequence[Mapping[str, Any]]) -> str:
+    """Write a list of files of rows, and return its checksum."""
     data = json.dumps(listed).encode()
-    files.write(_LIST, [data])
+    files.write(name, [data])
     return _checksum(data)
+
+
+def write_files(files: Files, prefix: str, blocks: Iterable[Block], **marks: bool) -> Iterator[dict[str, Any]]:
+    """Write rows to Parquet files; yield the entry of each in a list, with ``marks``. Rows of width 0 are ids alone."""
+    for number, (ids, rows) in enumerate(_gathered(blocks)):
+        columns: dict[str, pa.Array] = {"id": pa.array(ids)}
+        if rows.shape[1]:
+            flat = pa.array(np.ascontiguousarray(rows, np.float32).reshape(-1))
+            offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * rows.shape[1])
+            columns["vector"] = pa.ListArray.from_arrays(offsets, flat)
+        buffer = BytesIO()
+        pq.write_table(pa.table(columns), buffer)
+        name = f"{prefix}-{number:05}.parquet"
+        files.write(name, [buffer.getbuffer()])
+        yield {"name": name, "rows": len(ids), "checksum": _checksum(buffer.getbuffer()), **marks}
 
 
 def _checksum(data: Any) -> str:
@@ -109,7 +123,7 @@ def _gathered(blocks: Iterable[Block]) -> Iterator[Block]:
     pending, size = list[Block](), 0
     for block in blocks:
         pending.append(block)
-        size += block[1].nbytes
+        size += block[1].nbytes or block[0].nbytes
         if size >= FILE_BYTES:
             yield _joined(pending)
             pending, size = [], 0
@@ -122,30 +136,55 @@ def _joined(blocks: list[Block]) -> Block:
 
 
 def load_rows(saved: SavedRows, shape: TableShape, *, vectors: bool = True) -> Iterator[Block]:
-    """Yield the rows of `save_rows`, file by file; without vectors, of width 0.
+    """Yield the rows of `save_rows`, or of a version, file by file; without vectors, of width 0.
 
     Raises:
         ConfigurationError: a file is missing, cannot be read, or is not the one that was written; or the rows were not
             written to their end.
     """
-    columns = ["id", "vector"] if vectors else ["id"]
+    with _errors(saved, shape):
+        files, listed = _listed(saved)
+        latest = _latest(files, listed, shape)
+        for entry, is_latest in zip(listed, latest, strict=True):
+            if not entry.get("gone"):
+                ids, rows = _read(files, entry, shape, vectors=vectors)
+                yield (ids, rows) if is_latest is None else (ids[is_latest], rows[is_latest])
+
+
+def _latest(files: Files, listed: Sequence[Mapping[str, Any]], shape: TableShape) -> Sequence[np.ndarray | None]:
+    """Return for each file which of its rows no later file replaces; None: all of them."""
+    if not any(entry.get("change") for entry in listed):
+        return [None] * len(listed)
+    parts = [_read(files, entry, shape, vectors=False)[0] for entry in listed]
+    ids = np.concatenate(parts)
+    found = np.zeros(len(ids), np.bool_)
+    _, last = np.unique(ids[::-1], return_index=True)
+    found[len(ids) - 1 - last] = True
+    return np.split(found, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def _read(files: Files, entry: Mapping[str, Any], shape: TableShape, *, vectors: bool = True) -> Block:
+    data = b"".join(files.read(entry["name"]))
+    if _checksum(data) != entry.get("checksum", _checksum(data)):
+        raise ValueError(f"{entry['name']} with other bytes")
+    vectors = vectors and not entry.get("gone")
+    table = pq.read_table(BytesIO(data), columns=["id", "vector"] if vectors else ["id"])
+    ids = table["id"].to_numpy()
+    if len(ids) != entry.get("rows", len(ids)):
+        raise ValueError(f"{len(ids)} rows in {entry['name']}")
+    if not vectors:
+        return ids, np.empty((len(ids), 0), np.float32)
+    flat = table["vector"].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
+    if flat.size != len(ids) * shape.width:
+        raise ValueError(f"{flat.size} numbers for {len(ids)} rows of {shape.width}")
+    return ids, flat.reshape(len(ids), shape.width)
+
+
+@contextlib.contextmanager
+def _errors(saved: SavedRows, shape: TableShape) -> Iterator[None]:
+    """Raise a ConfigurationError for what is wrong with the files of rows."""
     try:
-        files = open_files(saved.folder, create=False)
-        for entry in _listed(files, saved.checksum):
-            data = b"".join(files.read(entry["name"]))
-            if _checksum(data) != entry.get("checksum", _checksum(data)):
-                raise ValueError(f"{entry['name']} with other bytes")
-            table = pq.read_table(BytesIO(data), columns=columns)
-            ids = table["id"].to_numpy()
-            if len(ids) != entry.get("rows", len(ids)):
-                raise ValueError(f"{len(ids)} rows in {entry['name']}")
-            rows = np.empty((len(ids), 0), np.float32)
-            if vectors:
-                flat = table["vector"].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
-                if flat.size != len(ids) * shape.width:
-                    raise ValueError(f"{flat.size} numbers for {len(ids)} rows of {shape.width}")
-                rows = flat.reshape(len(ids), shape.width)
-            yield ids, rows
+        yield
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise ConfigurationError(
             f"the rows of table {shape.name!r} must be in {saved.folder!r}, as training has written them. After "
@@ -153,21 +192,33 @@ def load_rows(saved: SavedRows, shape: TableShape, *, vectors: bool = True) -> I
         ) from error
 
 
-def _listed(files: Files, checksum: str | None) -> list[dict[str, Any]]:
-    """Return the files of rows, in the order in which they were written; ValueError if there are others."""
-    names = files.names()
-    if _LIST in names:
-        data = b"".join(files.read(_LIST))
-        if data == _UNFINISHED:
-            raise ValueError("rows that were not written to their end, as of a driver that was killed")
-        if checksum is not None and _checksum(data) != checksum:
-            raise ValueError("the rows of another model, or a damaged list of them")
-        listed: list[dict[str, Any]] = json.loads(data)
-        return listed
+def _listed(saved: SavedRows) -> tuple[Files, list[dict[str, Any]]]:
+    """Return the folder, and the files of rows in the order in which they were written.
+
+    Raises:
+        ValueError: there are others.
+    """
+    (folder, checksum), name = saved, apart(saved.folder)[1]
+    of_version = name.endswith(".json")
+    folder, name = apart(folder) if of_version else (folder, _LIST)
+    files = open_files(folder, create=False)
+    names = [name] if of_version else files.names()
+    if name in names:
+        return files, _list_in(files, name, checksum)
     found = sorted(name for name in names if name.endswith(".parquet"))
     if checksum is not None or not found:
         raise ValueError(f"no {_LIST}" if checksum is not None else "no file of rows")
-    return [{"name": name} for name in found]
+    return files, [{"name": name} for name in found]
+
+
+def _list_in(files: Files, name: str, checksum: str | None) -> list[dict[str, Any]]:
+    data = b"".join(files.read(name))
+    if data == _UNFINISHED:
+        raise ValueError("rows that were not written to their end, as of a driver that was killed")
+    if checksum is not None and _checksum(data) != checksum:
+        raise ValueError("the rows of another model, or a damaged list of them")
+    listed: list[dict[str, Any]] = json.loads(data)
+    return listed
 
 
 def sorted_files(saved: SavedRows | None, shape: TableShape, folder: Path) -> tuple[Path, Path]:
@@ -206,11 +257,22 @@ class StoredRows:
     Args:
         shape: of the table.
         ids, rows: the files of `sorted_files`.
+        changes: ids, ascending, and the rows that they have instead; those that are gone have their initial values.
     """
 
-    def __init__(self, shape: TableShape, ids: Path, rows: Path) -> None:
-        self._shape = shape
+    def __init__(self, shape: TableShape, ids: Path, rows: Path, changes: Block | None = None) -> None:
+        self._shape, self._files = shape, (ids, rows)
         self._ids, self._rows = np.load(ids, mmap_mode="r"), np.load(rows, mmap_mode="r")
+        self._changes: Block = changes or (NO_IDS, np.empty((0, shape.width), np.float32))
+
+    def changed(self, ids: Ids, rows: np.ndarray) -> StoredRows:
+        """Return these rows with changes: ``ids`` are unique."""
+        before, before_rows = self._changes
+        kept = ~np.isin(before, ids)
+        every = np.concatenate([before[kept], ids])
+        order = np.argsort(every)
+        changes = every[order], np.concatenate([before_rows[kept], rows])[order]
+        return StoredRows(self._shape, *self._files, changes=changes)
 
     def take(self, ids: np.ndarray, column: str | None = None) -> np.ndarray:
         """Return the rows of ``ids``, of any shape, float32 ``(*ids.shape, width)``.
@@ -230,8 +292,40 @@ class StoredRows:
             places = np.minimum(np.searchsorted(self._ids, needed), len(self._ids) - 1)
             trained = self._ids[places] == needed
             rows[trained] = self._rows[places[trained]]
+        changed_ids, changed_rows = self._changes
+        if len(changed_ids):
+            places = np.minimum(np.searchsorted(changed_ids, needed), len(changed_ids) - 1)
+            changed = changed_ids[places] == needed
+            rows[changed] = changed_rows[places[changed]]
         taken: np.ndarray = rows[back].reshape(*np.shape(ids), self._shape.width)
         return taken
+
+
+def listed_files(saved: SavedRows | None, shape: TableShape) -> list[dict[str, Any]]:
+    """Return the entries of the files of rows; ConfigurationError if these are not the ones that were written."""
+    if saved is None:
+        return []
+    with _errors(saved, shape):
+        return _listed(saved)[1]
+
+
+def following(
+    stored: StoredRows, earlier: Sequence[Mapping[str, Any]], saved: SavedRows, shape: TableShape
+) -> StoredRows | None:
+    """Return the rows of version ``saved`` from ``stored``, the rows of the ``earlier`` files.
+
+    It reads the changes since then. None: the version has other files.
+    """
+    with _errors(saved, shape):
+        files, listed = _listed(saved)
+        new = listed[len(earlier) :]
+        unlike = not earlier or listed[: len(earlier)] != earlier or not all(entry.get("change") for entry in new)
+        if unlike or not all("checksum" in entry for entry in earlier):
+            return None
+        for entry in new:
+            ids, rows = _read(files, entry, shape)
+            stored = stored.changed(ids, initial_rows(shape, ids) if entry.get("gone") else rows)
+        return stored
 
 
 def require_ids(name: str, ids: np.ndarray, least: int, rows: int, column: str | None) -> None:

@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,6 +151,16 @@ class CutModel:
     def partial(self) -> tuple[tuple[int, TableShape], ...]:
         """The tables of which only touched rows exist, and their numbers among all."""
         return tuple((number, table) for number, table in enumerate(self.tables) if table.partial)
+
+    @property
+    def living(self) -> tuple[TableShape, ...]:
+        """The tables whose touches the server counts."""
+        return tuple(table for table in self.tables if table.living)
+
+    def tracked(self) -> CutModel:
+        """Return the same, with partial tables whose changes the server knows."""
+        tables = tuple(replace(table, tracked=table.partial) for table in self.tables)
+        return replace(self, tables=tables, worker=None if self.worker is None else replace(self.worker, tables=tables))
 
 
 def cut(

@@ -45,6 +45,17 @@ def select(variables: Sequence[T], numbers: Sequence[int]) -> list[T]:
     return [variables[number] for number in numbers]
 
 
+def in_own_order(vector: np.ndarray, layout: Layout, numbers: Sequence[int]) -> np.ndarray:
+    """Return a vector of variables in the model's own order.
+
+    Args:
+        vector: of shape ``(size,)``, whose variables lie as ``layout`` says.
+        numbers: for each place in it, the number of the variable among the model's own.
+    """
+    views = list(layout.views(vector))
+    return np.concatenate([np.empty(0, vector.dtype), *(views[place].ravel() for place in np.argsort(numbers))])
+
+
 class VariableVector:
     """Variables as one vector, float32 for any precision of theirs: they are cast on the way in and out.
 
@@ -241,9 +252,14 @@ def trainable_variables(model: keras.Model) -> list[keras.Variable]:
     return variables
 
 
+def layers_with_rows_at_server(model: keras.Model) -> list[Any]:
+    """Return each `distkeras.layers.WideEmbedding` of a model, at any depth."""
+    return [layer for layer in all_layers(model) if is_wide(layer)]
+
+
 def has_rows_at_server(model: keras.Model) -> bool:
     """Return whether a model has a `distkeras.layers.WideEmbedding`, at any depth."""
-    return any(map(is_wide, all_layers(model)))
+    return bool(layers_with_rows_at_server(model))
 
 
 def has_tables(model: keras.Model) -> bool:

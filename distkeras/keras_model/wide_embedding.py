@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -12,7 +13,7 @@ import keras
 import numpy as np
 
 from distkeras.keras_model.model_graph import require_exact_ids
-from distkeras.keras_model.stored_rows import SavedRows, StoredRows, sorted_files
+from distkeras.keras_model.stored_rows import SavedRows, StoredRows, following, listed_files, sorted_files
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_integer, require_number
@@ -45,8 +46,14 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         folder: a folder, or a URI that Arrow's filesystems open, which the driver can write to.
         scale: bound of the numbers in rows that no commit has moved; 0: these rows are zero.
         seed: seed of these rows.
-        rows: the folder with the trained rows, which training sets; None: there are none. After the folder was moved,
-            set the attribute to its new place.
+        admit_after: touches from which on a row is trained and kept; before that it has its initial value. A touch is a
+            commit that names the row: a window of a worker in which a mini-batch has it. Default: 1, all rows.
+        expire_after_commits: commits, of all workers, without a touch after which a row is forgotten: it has its
+            initial value again, and a touch of it is its first one. None: rows are kept.
+        expire_after_seconds: seconds without a touch after which this happens, by the times of commits, to within a
+            thousandth of that time.
+        rows: the folder with the trained rows, or a version's list of their files, which training sets; None: there
+            are none. After the folder was moved, set the attribute to its new place.
         rows_checksum: of the list of that folder's files, which training sets.
 
     Raises:
@@ -56,13 +63,16 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
     #: Marks a layer without weights of its own, whose rows a server keeps.
     keeps_rows_at_server = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent facts of one table, which callers name
         self,
         input_dim: int,
         output_dim: int,
         folder: str,
         scale: float = 0.05,
         seed: int = 0,
+        admit_after: int = 1,
+        expire_after_commits: int | None = None,
+        expire_after_seconds: float | None = None,
         rows: str | None = None,
         rows_checksum: str | None = None,
         **options: Any,
@@ -73,10 +83,19 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         self.folder = require_place("folder", folder, "a folder for the rows that are trained")
         self.scale = float(require_number("scale", scale, inclusive=True))
         self.seed = require_integer("seed", seed, 0, (1 << 63) - 1)
+        self.admit_after = require_integer("admit_after", admit_after)
+        self.expire_after_commits = expire_after_commits
+        if expire_after_commits is not None:
+            self.expire_after_commits = require_integer("expire_after_commits", expire_after_commits)
+        self.expire_after_seconds = expire_after_seconds
+        if expire_after_seconds is not None:
+            self.expire_after_seconds = float(require_number("expire_after_seconds", expire_after_seconds))
         self.rows = None if rows is None else require_place("rows", rows, "a folder with rows, or None")
         self.rows_checksum = rows_checksum
         self.supports_jit = False  # rows are looked up outside of compiled code
-        self._stored: tuple[SavedRows | None, StoredRows] | None = None
+        #: The rows that were looked up last, where they are saved, and the entries of their files.
+        self._stored: tuple[SavedRows | None, list[dict[str, Any]], StoredRows] | None = None
+        self._remove_files: Callable[[], object] = lambda: None
         self._lent: tuple[Ids, np.ndarray] | None = None
         self._takes_64_bits = False
 
@@ -87,7 +106,8 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
 
     def table(self, most: int = 1) -> TableShape:
         """Return the shape of the table; ``most`` is the number of rows that a window can touch."""
-        return TableShape(self.name, self.input_dim, self.output_dim, most, self.seed, self.scale)
+        lives = (self.admit_after, self.expire_after_commits or 0, self.expire_after_seconds or 0.0)
+        return TableShape(self.name, self.input_dim, self.output_dim, most, self.seed, self.scale, *lives)
 
     def call(self, ids: Any, training: bool = False) -> Any:
         """Return the vectors of ``ids``, with one more axis.
@@ -104,7 +124,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
             )
         if self._lent is None:
             self._require_whole(ids)
-            self._open_rows()  # an error within TensorFlow's function would lose its type
+            self.open_rows()  # an error within TensorFlow's function would lose its type
         if keras.backend.backend() == "tensorflow":
             import tensorflow as tf
 
@@ -137,15 +157,30 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
     def _take(self, ids: Any) -> np.ndarray:
         if self._lent is not None:
             return self._take_lent(np.asarray(ids).astype(np.int64, copy=False))
-        return self._open_rows().take(np.asarray(ids))
+        return self.open_rows().take(np.asarray(ids))
 
-    def _open_rows(self) -> StoredRows:
+    def open_rows(self) -> StoredRows:
+        """Return the trained rows; of a version that goes on from the last one, read only what has changed.
+
+        Raises:
+            ConfigurationError: they are not those that training has written.
+        """
         saved = self.saved_rows
         if self._stored is None or self._stored[0] != saved:
-            folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
-            weakref.finalize(self, rmtree, folder, ignore_errors=True)
-            self._stored = saved, StoredRows(self.table(), *sorted_files(saved, self.table(), folder))
-        return self._stored[1]
+            shape = self.table()
+            listed, stored = listed_files(saved, shape), None
+            if self._stored is not None and saved is not None:
+                stored = following(self._stored[2], self._stored[1], saved, shape)
+            if stored is None:
+                folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
+                before, self._remove_files = (
+                    self._remove_files,
+                    weakref.finalize(self, rmtree, folder, ignore_errors=True),
+                )
+                stored = StoredRows(shape, *sorted_files(saved, shape, folder))
+                before()
+            self._stored = saved, listed, stored
+        return self._stored[2]
 
     def _take_lent(self, wanted: np.ndarray) -> np.ndarray:
         assert self._lent is not None, "the caller has checked"
@@ -164,4 +199,6 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         names = ("input_dim", "output_dim", "folder", "scale", "seed", "rows", "rows_checksum")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+        lives = {"admit_after": 1, "expire_after_commits": None, "expire_after_seconds": None}
+        given = [name for name, default in lives.items() if getattr(self, name) != default]
+        return {**super().get_config(), **{name: getattr(self, name) for name in (*names, *given)}}

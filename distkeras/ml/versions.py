@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from distkeras.callbacks import CenterWeights
 from distkeras.data.schema import map_in_arrow
 from distkeras.keras_model import archive
+from distkeras.keras_model.published_rows import published_rows
 from distkeras.keras_model.replica import KerasReplica
+from distkeras.keras_model.variables import layers_with_rows_at_server
 from distkeras.ml.model import KerasModel, with_predictions
 from distkeras.ml.params import with_accessors
 from distkeras.ps.checkpoint.versions import Version, VersionFolder
@@ -122,6 +124,10 @@ class KerasStreamModel(KerasModel):
     def _load(self, folder: VersionFolder, version: Version) -> KerasModel:
         model = archive.from_bytes(self.archive_to_save(), self.value("custom_objects"), compiled=True)
         CenterWeights(0, *folder.load(version, self._model_key)).load(KerasReplica(model))
+        if wide := layers_with_rows_at_server(model):
+            rows = folder.rows_of(version)
+            for layer in wide:
+                layer.rows, layer.rows_checksum = published_rows(folder.uri, rows, layer.name)
         return KerasModel(model, custom_objects=self.value("custom_objects"))
 
     def _folder(self) -> VersionFolder:

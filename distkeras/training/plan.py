@@ -32,7 +32,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import Ack
+from distkeras.ps.protocol.messages import Ack, Status
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -74,12 +74,12 @@ class TableChoice:
 
         The recipe builds ``model``, and ``build`` returns one with the state of its optimizer.
         """
+        chosen = self._chosen(model, build)
+        return chosen.tracked() if self.stream else chosen
+
+    def _chosen(self, model: keras.Model, build: Callable[[], keras.Model]) -> CutModel:
         chosen: str | Sequence[str] | None = self.training.tables
         wide, names = has_rows_at_server(model), embedding_names(model)
-        if self.stream and wide:
-            raise ConfigurationError(
-                "`model` must have no WideEmbedding for `train_stream`, whose tables are dense. Received: one"
-            )
         if (not names and chosen == "auto") or (chosen == "dense" and not wide):
             return CutModel({})
         reason = reason_against_tables(self.server, self.worker, self.training)
@@ -124,7 +124,6 @@ class TableChoice:
     def _reason_to_leave_all(self, saved: Sequence[str] | None) -> str | None:
         """Return why all tables that were not named stay dense; None if they may travel."""
         reasons = {
-            "the tables of a stream are dense": self.stream,
             "they are dense in the job that is resumed": saved is not None and not saved,
             f"{self.recipe.backend} may add up their rows in another order": self.recipe.backend != "tensorflow",
         }
@@ -161,6 +160,13 @@ def report_tables(cut: CutModel, events: Events) -> None:
     parts = [f"by rows: {travel}"] if travel else []
     parts += [f"{name!r} stays dense: {reason}" for name, reason in cut.kept_dense.items()]
     events.report(log, "tables", "tables of the model: %s", "; ".join(parts), level=logging.INFO)
+
+
+def report_lives(cut: CutModel, status: Status, events: Events) -> None:
+    """Log how many rows of each table were admitted, have expired and were removed."""
+    for table, counts in zip(cut.living, status.tables.tolist(), strict=True):
+        text = "rows of %r: %d are kept; %d were admitted, %d have expired, %d were removed"
+        events.report(log, "rows", text, table.name, *map(int, counts), level=logging.INFO)
 
 
 @dataclass(frozen=True)
@@ -230,7 +236,13 @@ class JobPlan:
             "moving_statistics": layout_identity(replica.moving_statistics),
             "compilation": self.recipe.identity(replica.model),
             **({"seeds": [table.seed for _, table in self.cut.partial]} if self.cut.partial else {}),
+            **({"living": living} if (living := self._living()) else {}),
         }
+
+    def _living(self) -> dict[str, Any]:
+        """Return how rows are admitted and expire, for each table in which they do."""
+        names = ("admit", "expire_commits", "expire_seconds")
+        return {table.name: {name: getattr(table, name) for name in names} for table in self.cut.living}
 
     def _row_settings(self) -> dict[str, Any]:
         """Return `TrainSettings.row_settings` with the user's own columns, in order, where one is made of several."""
@@ -301,6 +313,12 @@ def _sent_file(plan: JobPlan) -> bytes:
     return plan.model_file if uri is None else without_weights_of(plan.model_file, uri)
 
 
+_INSTEAD_OF_A_MODEL = (
+    "a callback that restores a center, or uses `context.model` or a copy of the model, must not be given: "
+    "Evaluate validation rows, which reads the rows that these touch, or use the model that comes back"
+)
+
+
 class CenterCopy:
     """Fetches the center of one job, and loads it into models.
 
@@ -328,13 +346,21 @@ class CenterCopy:
             replica.model.get_layer(table.name).lend(ids, np.zeros((len(ids), table.width), np.float32))
         return replica
 
-    def require_all_tables(self) -> None:
-        """Raise ConfigurationError unless the driver has all tables, which some callbacks need."""
+    def build_trained(self) -> KerasReplica:
+        """Return another copy of the model, whose tables at the server have the rows that `save_rows` has written."""
+        replica = KerasReplica.of(self._plan.recipe, self._plan.model_file, self._plan.cut.order)
+        for _, table in self._partial:
+            layer, trained = (model.get_layer(table.name) for model in (replica.model, self._plan.replica.model))
+            layer.rows, layer.rows_checksum = trained.rows, trained.rows_checksum
+        return replica
+
+    def require_all_tables(self, instead: str = _INSTEAD_OF_A_MODEL) -> None:
+        """Raise ConfigurationError, which names what is refused, unless the driver has all tables."""
         if self._partial:
+            name = self._partial[0][1].name
+            refused, advice = instead.split(": ", 1)
             raise ConfigurationError(
-                "a callback that restores a center, or uses `context.model` or a copy of the model, must not be given "
-                f"for a model with a WideEmbedding: the rows of {self._partial[0][1].name!r} stay at the server. "
-                "Evaluate validation rows, which reads the rows that these touch, or use the model that comes back"
+                f"{refused} for a model with a WideEmbedding: the rows of {name!r} stay at the server. {advice}"
             )
 
     def read_rows(self, df: DataFrame, count_max: int) -> Batch:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -27,8 +27,11 @@ import numpy as np
 from distkeras.callbacks import Callback, CenterWeights
 from distkeras.keras_model import archive
 from distkeras.keras_model.keras_config import applied
+from distkeras.keras_model.published_rows import PublishedRows
+from distkeras.keras_model.recipe import layout_identity
+from distkeras.keras_model.variables import VariableVector, in_own_order, moving_statistics, trainable_variables
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.checkpoint.versions import VersionFolder, Versions
+from distkeras.ps.checkpoint.versions import Version, VersionFolder, Versions
 from distkeras.ps.errors import (
     ConfigurationError,
     DeadlineError,
@@ -39,7 +42,7 @@ from distkeras.ps.errors import (
     WorkerError,
     headline,
 )
-from distkeras.ps.protocol.messages import MicroBatchBegun
+from distkeras.ps.protocol.messages import NO_CHANGES, MicroBatchBegun
 from distkeras.ps.server.process import ResumePoint, ServerProcess
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
@@ -50,6 +53,7 @@ from distkeras.spark.cluster import SparkFacts, hadoop_path, in_callers_scope
 from distkeras.spark.failures import innermost, short_errors
 from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
+from distkeras.training.plan import report_lives
 from distkeras.training.progress import Progress, StallDetector
 from distkeras.training.run import PreparedJob, SparkJob, note_resumed
 from distkeras.training.stream_halves import QueryState, covered_by, missing, query_state, require_same_halves
@@ -72,6 +76,8 @@ _POLL_SECONDS = 3600
 _READ_ONCE = ("socket",)
 #: The error text if the server is dead when the stream ends.
 _NO_CENTER = "the stream has ended, and its last center is in its checkpoint alone"
+#: What is refused for a model whose rows are at the server, and what to do instead.
+_INSTEAD_OF_A_MODEL = "`model` must not be called while a stream is active: Call it when the stream has ended"
 #: The local property in which Spark stores a query's id.
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -206,7 +212,7 @@ class StreamTraining(Shown):
             note_resumed(self._outcome, process.resumed)
             self._callbacks = CallbackRunner(
                 plan.callbacks,
-                self._center.build_replica,
+                self._center.build_evaluator,
                 self._server.connect,
                 fetch_center=self._center.fetch,
                 on_stop=self._end_early,
@@ -342,30 +348,68 @@ class StreamTraining(Shown):
 
         Raises:
             ServerLostError: the server is dead and cannot be restarted.
+            ConfigurationError: the model has a WideEmbedding, and the stream is active.
         """
-        replica = self._center.build_replica()
+        if self._last_center is None and not self._ended.is_set():
+            self._center.require_all_tables(_INSTEAD_OF_A_MODEL)
+        replica = self._center.build_trained()
         self._fetch_center().load(replica)
         return replica.model if self.convert is None else self.convert(replica.model)
 
+    @short_errors
+    def remove_rows(self, table: str, ids: Iterable[int]) -> None:
+        """Remove rows of a table while the stream is active; return when a snapshot has that.
+
+        They have their initial values then, as before their first touch, until later rows of the stream touch them.
+
+        Args:
+            table: name of a `WideEmbedding`.
+            ids: row numbers, integers in any order.
+
+        Raises:
+            ConfigurationError: there is no such table, or an id is not a row.
+            LocalProtocolError: the stream has ended.
+            ServerLostError: the server is dead and cannot be restarted.
+        """
+        numbers = {shape.name: number for number, shape in enumerate(self._plan.cut.tables) if shape.living}
+        if table not in numbers:
+            raise invalid("table", table, f"a WideEmbedding of the model: one of {[*numbers]}")
+        given, last = np.asarray([*ids]), self._plan.cut.tables[numbers[table]].rows
+        if given.size and not (given.dtype.kind in "iu" and given.ndim == 1 and 0 <= given.min() <= given.max() < last):
+            raise invalid("ids", given.tolist()[:3], f"integers from 0 to {last - 1}")
+        rows = np.unique(given.astype(np.int64))
+        if not self._while_active(lambda driver: driver.remove_rows(numbers[table], rows)):
+            raise LocalProtocolError("rows must be removed while a stream is active. Received: a stream that has ended")
+
     def _fetch_center(self) -> CenterWeights:
+        fetched: list[CenterWeights] = []
+        if self._while_active(lambda driver: fetched.append(self._center.fetch(driver))):
+            return fetched[-1]
+        return self._require_last()
+
+    def _while_active(self, call: Callable[[DriverClient], object]) -> bool:
+        """Call with a connection to the server, again after its restart; return False if the stream has ended."""
         if threading.current_thread() is self._closing_thread:  # which has the lock below, and calls callbacks
-            return self._require_last()
+            return False
         if not self._ended.is_set():
             client = self._server.connect()
             try:
-                return self._center.fetch(client)
+                call(client)
             except DistkerasError as error:
                 if not client.lost(error):
                     raise
+            else:
+                return True
             finally:
                 client.close()
         patience = self._plan.worker.deadlines.reply
         if not self._server_lock.acquire(timeout=patience):
             raise DeadlineError(f"waited {patience:g} s for the parameter server to be restarted")
         try:
-            if not self._ended.is_set():
-                return self._server.ask(self._center.fetch)
-            return self._require_last()
+            if self._ended.is_set():
+                return False
+            self._server.ask(call)
+            return True
         finally:
             self._server_lock.release()
 
@@ -383,6 +427,8 @@ class StreamTraining(Shown):
         if covered_by(self._process.resumed) < self._query_state.done:
             raise missing(covered_by(self._process.resumed), self._query_state, self._uri)
         self._publication.send(driver)
+        if self._publisher is None and self._plan.cut.living:
+            driver.begin_changes(NO_CHANGES)
         if self._current is not None:
             driver.begin_micro_batch(*self._current)
 
@@ -424,7 +470,7 @@ class StreamTraining(Shown):
         records.check_exactly_once({row["worker"]: row["batches"] for row in summaries}, settings.num_epoch, began)
         self._outcome.records = records
         if self._publisher is not None:
-            self._publisher.end(*current, lambda: server.ask(self._center.fetch))
+            self._publisher.end(*current, lambda: server.ask(self._center.fetch), server)
         self._note_progress(number, begun, summaries, records, handed_over)
         state = self._query_state
         self._query_state = state._replace(stream=current[0], done=number, planned=state.planned | {number})
@@ -487,7 +533,7 @@ class StreamTraining(Shown):
         # A server that has died since the last micro-batch is restarted, unless the stream has failed anyway.
         ask = self._server.ask if self._failure is None else self._server.ask_once
         try:
-            last = ask(self._center.fetch)
+            last = ask(self._collect)
         except DistkerasError as error:
             self._outcome.events.report(log, "lost", "the stream's last center cannot be fetched: %s", error.message)
             self._server.abandon(error)
@@ -495,6 +541,13 @@ class StreamTraining(Shown):
             return None
         self._load(last)
         return last
+
+    def _collect(self, driver: DriverClient) -> CenterWeights:
+        center = self._center.fetch(driver)
+        self._center.save_rows(driver)
+        if self._plan.cut.living:
+            report_lives(self._plan.cut, driver.ping(), self._outcome.events)
+        return center
 
     def _load(self, center: CenterWeights) -> None:
         replica = self._plan.replica
@@ -521,7 +574,7 @@ class StreamTraining(Shown):
         if self._publisher is None or self._last_center is None or self._failure is not None:
             return
         try:
-            self._publisher.end_stream(self._last_center)
+            self._publisher.end_stream(self._last_center, self._server)
         except DistkerasError as error:
             self._failure = error
 
@@ -534,7 +587,7 @@ def _to_publish(job: PreparedJob) -> bytes:
     """Return the compiled model with its attributes, made under the settings with which workers compute."""
     plan = job.plan
     with applied(plan.recipe.settings):
-        data = archive.with_optimizer(job.center.build_replica().model)
+        data = archive.with_optimizer(job.center.build_trained().model)
     return archive.with_attributes(data, archive.attributes_in(plan.model_file))
 
 
@@ -544,7 +597,12 @@ class Publisher:
     def __init__(self, versions: Versions, job: PreparedJob) -> None:
         self._versions = versions
         self._folder = VersionFolder(versions.uri, create=True)
+        self._rows = PublishedRows(versions.uri, job.plan.cut.partial)
+        self._plan = job.plan
         identity: dict[str, Any] = job.plan.identity()
+        model, vectors = job.plan.replica.model, (trainable_variables, moving_statistics)
+        layouts = (layout_identity(VariableVector(variables(model)).layout) for variables in vectors)
+        identity |= dict(zip(("layout", "moving_statistics"), layouts, strict=True))
         self._folder.take({name: identity[name] for name in _SHARED}, partial(_to_publish, job))
         #: The current micro-batch and its stream, if it has ended without a version.
         self._ended: tuple[str, int] | None = None
@@ -561,18 +619,36 @@ class Publisher:
             self._folder.require_stream(stream, number)
             self._begun = True
 
-    def end(self, stream: str, number: int, fetch_center: Callable[[], CenterWeights]) -> None:
+    def end(self, stream: str, number: int, fetch_center: Callable[[], CenterWeights], server: Supervisor) -> None:
         """Publish the center at the end of a micro-batch, if it is due, and delete old versions."""
         self._ended = stream, number
         if number % self._versions.every == 0:
-            self.end_stream(fetch_center())
+            self.end_stream(fetch_center(), server)
 
-    def end_stream(self, weights: CenterWeights) -> None:
+    def end_stream(self, weights: CenterWeights, server: Supervisor) -> None:
         """Publish the micro-batch that has ended, unless it has a version; see `end`."""
         if self._ended is None:
             return
-        stream, number = self._ended
-        self._folder.publish(stream, number, weights.vector, weights.moving_statistics)
+        (stream, number), rows = self._ended, self._rows
+
+        def write_rows(before: Version | None) -> Mapping[str, Any]:
+            known = {} if before is None else self._folder.rows_of(before)
+            return server.ask(lambda driver: self._rows.write(driver, number, known))
+
+        writes = write_rows if rows.tables else None
+        self._folder.publish(stream, number, *self._in_own_order(weights), writes)
         self._ended = None
         self._folder.prune(self._versions.keep)
+        if rows.tables:
+            rows.prune(number, [self._folder.rows_of(version) for version in self._folder.versions()])
         log.info("version %d is published in %s", number, self._versions.uri)
+
+    def _in_own_order(self, weights: CenterWeights) -> tuple[np.ndarray, np.ndarray]:
+        """Return both vectors as models have them that are not cut at their tables."""
+        replica, order = self._plan.replica, self._plan.cut.order
+        if order is None:
+            return weights.vector, weights.moving_statistics
+        return (
+            in_own_order(weights.vector, replica.layout, order.trainable),
+            in_own_order(weights.moving_statistics, replica.moving_statistics, order.statistics),
+        )

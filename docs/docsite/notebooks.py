@@ -22,6 +22,7 @@ SHOWN = {
     "learning_and_scoring": "one stream trains and publishes versions, another is scored with them; workers are killed",
     "sequences": "the next item of a session, learned from rows of any length, and what three ways to pad them cost",
     "wide_tables": "a recommender with tables of rows, compared with the best possible one; hot rows and cold rows",
+    "learning_recommender": "users who come and go: rows that are admitted, expire, and are published by their changes",
 }
 
 _HEAD = """# Notebooks

@@ -26,6 +26,7 @@ from distkeras.ps.center.buffers import Buffer, Chunks, Pool, ViewAhead
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.driver_values import DriverValues
 from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease
+from distkeras.ps.center.living_tables import LivingTable
 from distkeras.ps.center.schedulers import Round, Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.tables import Table
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError
@@ -162,6 +163,8 @@ class Center:
         self.counters: dict[str, int] = {}
         #: The number of refused commits, and of partitions whose data has ended (again for each micro-batch).
         self.refused = self.ends = 0
+        #: The number of a driver's requests that have changed what snapshots have of tables.
+        self.edits = 0
         #: The micro-batch to which the leases belong; None: the job trains no stream.
         self.micro_batch: MicroBatch | None = None
         self.values = DriverValues()
@@ -193,6 +196,16 @@ class Center:
     def corrupt(self) -> bool:
         """Return whether a commit failed in its arithmetic and may be applied in part; then no snapshot is taken."""
         return self._arithmetic.failed
+
+    @cached_property
+    def saved_tables(self) -> tuple[Table, ...]:
+        """What snapshots save row by row: the tables, and the marks of those whose rows live and die."""
+        return (*self.tables, *(table.marks for table in self.living))
+
+    @cached_property
+    def living(self) -> tuple[LivingTable, ...]:
+        """The tables whose rows are admitted, expire or can be removed."""
+        return tuple(table for table in self.tables if isinstance(table, LivingTable))
 
     @cached_property
     def table_shapes(self) -> tuple[TableShape, ...]:
@@ -297,7 +310,7 @@ class Center:
         self, commits: Sequence[Commit], lease: PartitionLease, parts: Sequence[Buffer], context: Context
     ) -> None:
         """Apply the payload of ``commits``: the sender's and its companions'; ``lease`` is the stalest worker's."""
-        commit = commits[0]
+        commit, now = commits[0], self._now()
         scalars = self.rule.accept(context, self.counters)
         if self._arithmetic.enabled and not all(map(math.isfinite, scalars)):
             raise ArithmeticError(f"factors {scalars}")
@@ -312,10 +325,9 @@ class Center:
             if total is not None:
                 scale = total / self.size
             if self.tables:
-                scale = self._apply_rows(commit, scalars, scale)
+                scale = self._apply_rows(commit, scalars, scale, now)
         if self.moving_statistics.size:
             self._blend_moving_statistics(commits)
-        now = self._now()
         for member in sorted(commits, key=lambda member: member.worker) if len(commits) > 1 else commits:
             self.log.add(
                 member,
@@ -435,12 +447,16 @@ class Center:
             extra.drop()
         return scale
 
-    def _apply_rows(self, commit: Commit, scalars: Scalars, scale: float) -> float:
-        """Apply the rows of ``commit``; return their mean scale factor, or ``scale`` if the center has a vector too."""
+    def _apply_rows(self, commit: Commit, scalars: Scalars, scale: float, seconds: float) -> float:
+        """Apply the rows of ``commit``, at ``seconds`` since the epoch.
+
+        Return their mean scale factor, or ``scale`` if the center has a vector too.
+        """
         total = 0.0
         for table, ids, moved in zip(self.tables, commit.touched, commit.moved, strict=True):
             share = table.apply(ids, moved, lambda chunk: self.rule.apply(chunk, scalars), self.clock + 1)
             total += moved.size if share is None else share
+            table.tick(self.clock + 1, seconds)
         elements = sum(moved.size for moved in commit.moved)
         return scale if self.size or not elements else total / elements
 

@@ -50,9 +50,9 @@ class TableChanges:
                 np.pad(marks, (0, missing)) for marks in (self._changed, self._unread, self._before)
             )
 
-    def mark(self, start: int, stop: int) -> None:
-        """Mark the rows from ``start`` to ``stop`` as changed, so that the next snapshot writes them."""
-        self._changed[start:stop] = True
+    def mark(self, rows: slice | Ids) -> None:
+        """Mark rows as changed, so that the next snapshot writes them."""
+        self._changed[rows] = True
 
     def begin(self) -> None:
         """Begin a snapshot of the rows that have changed since the previous one."""
@@ -121,6 +121,14 @@ class Table:
         """Return the row numbers of the rows of `array` at ``places``; None: they equal ``places``."""
         return None
 
+    def begin_snapshot(self) -> None:
+        """Begin a snapshot of the rows that have changed since the previous one."""
+        self.changes.begin()
+
+    def saved_ids(self, places: slice | Ids) -> Ids | None:
+        """Return `ids_of` for the snapshot that is being written, as they were when it was begun."""
+        return None
+
     def _places(self, ids: Ids) -> Ids:
         """Return the places of the rows ``ids`` in `array`; missing rows are added."""
         return ids
@@ -161,30 +169,63 @@ class Table:
         return out
 
     def restore(self, rows: np.ndarray, ids: Ids) -> None:
-        """Take over the rows of a snapshot into a new table; ``ids`` are the row numbers in a `PartialTable`."""
+        """Take over the rows of a snapshot into a new table; ``ids`` are `ids_of` all of them in a `PartialTable`."""
         self.array = rows
+
+    def present(self, places: slice) -> tuple[Ids | None, np.ndarray]:
+        """Return copies of the rows of `array` at ``places`` that a driver is sent, and their `ids_of`."""
+        return None, self.array[places].copy()
+
+    def tick(self, clock: int, seconds: float) -> None:
+        """Note that a commit was applied: the center's clock is ``clock`` now, at ``seconds`` since the epoch."""
+
+
+#: The row number at a free place.
+NO_ROW = -1
 
 
 class PartialTable(Table):
     """A table that stores only the rows that commits have moved; see `Table`.
 
     `array` has the touched rows, in the order in which they were first touched, and room for more: its size doubles
-    when it is full. A row that is sent before its first commit is computed each time, and is not stored.
+    when it is full. A row that is sent before its first commit is computed each time, and is not stored. The place of
+    a row that was forgotten is free, and later rows get it.
     """
 
     def __init__(self, shape: TableShape, dtype: Any = np.float32) -> None:
         super().__init__(shape, np.zeros((0, shape.width), dtype))
         self._ids = np.zeros(0, np.int64)
         self._index = RowIndex()
+        self._count = 0
+        #: The places without a row, the first ``_free_count`` elements of an array that grows.
+        self._free, self._free_count = np.zeros(0, np.int64), 0
+        #: The places that were free when the present snapshot was begun, and have rows now.
+        self._taken: list[Ids] = []
 
     @property
     def count(self) -> int:
-        return len(self._index)
+        return self._count
 
     def ids_of(self, places: slice | Ids) -> Ids:
         return self._ids[places]
 
-    def _places(self, ids: Ids) -> Ids:
+    def begin_snapshot(self) -> None:
+        self._taken = []
+        super().begin_snapshot()
+
+    def saved_ids(self, places: slice | Ids) -> Ids:
+        ids = self._ids[places].copy()
+        if self.changes.active and self._taken:
+            numbers = np.arange(places.start, places.stop) if isinstance(places, slice) else places
+            ids[np.isin(numbers, np.concatenate(self._taken))] = NO_ROW
+        return ids
+
+    def find(self, ids: Ids) -> Ids:
+        """Return the place of each row; -1 if it was not touched."""
+        return self._index.find(ids)
+
+    def add(self, ids: Ids) -> Ids:
+        """Return the places of rows; those of rows that were not touched are added, with their initial values."""
         places = self._index.find(ids)
         new = places < 0
         if new.any():
@@ -192,13 +233,37 @@ class PartialTable(Table):
             self.array[places[new]] = initial_rows(self.shape, ids[new])
         return places
 
+    _places = add
+
     def _add(self, ids: Ids) -> Ids:
         """Add rows that are not touched yet; return their places. The caller sets their values."""
-        places = self._index.add(ids)
-        self.array, self._ids = grown(self.array, self.count), grown(self._ids, self.count)
+        left = max(0, self._free_count - len(ids))
+        free = self._free[left : self._free_count].copy()
+        self._free_count = left
+        if self.changes.active and len(free):
+            self._taken = [*self._taken, free]  # before the ids below, which a snapshot's thread reads without the lock
+        places = np.concatenate([free, np.arange(self._count, self._count + len(ids) - len(free))])
+        self._index.add(ids, places)
+        self._count += len(ids) - len(free)
+        self.array, self._ids = grown(self.array, self._count), grown(self._ids, self._count)
         self.changes.grow(len(self.array))
         self._ids[places] = ids
         return places
+
+    def set(self, places: Ids, rows: Any) -> None:
+        """Replace rows that were touched."""
+        self.changes.note(places, self.array[places])
+        self.array[places] = rows
+
+    def forget(self, ids: Ids) -> None:
+        """Forget touched rows, unique, whose places are free from now on; not while a snapshot is being written."""
+        assert not self.changes.active, "a snapshot names rows by their places"
+        places = self._index.remove(ids)
+        self._ids[places] = NO_ROW
+        self.changes.mark(places)
+        end = self._free_count + len(places)
+        self._free = grown(self._free, end)
+        self._free[self._free_count : end], self._free_count = places, end
 
     def gather(self, ids: Ids, out: Vector | None = None) -> Vector:
         out = np.empty(ids.size * self.shape.width, self.array.dtype) if out is None else out
@@ -220,14 +285,17 @@ class PartialTable(Table):
         if new.any():
             places[new] = self._add(ids[new])
         self.array[places] = rows
-        self.changes.mark(start, start + len(ids))
+        self.changes.mark(slice(start, start + len(ids)))
 
     def restore(self, rows: np.ndarray, ids: Ids) -> None:
-        self._index.add(ids)
-        self.array, self._ids = rows, ids
+        places = np.flatnonzero(ids != NO_ROW)
+        self._index.add(ids[places], places)
+        self.array, self._ids = rows.astype(self.array.dtype, copy=False), ids
+        self._count, self._free = len(rows), np.flatnonzero(ids == NO_ROW)
+        self._free_count = len(self._free)
         self.changes.grow(len(rows))
 
-
-def make_table(shape: TableShape) -> Table:
-    """Return a new table of this shape: all rows are zero, or none is touched."""
-    return PartialTable(shape) if shape.partial else Table(shape)
+    def present(self, places: slice) -> tuple[Ids | None, np.ndarray]:
+        ids = self._ids[places]
+        taken = ids != NO_ROW
+        return ids[taken], self.array[places][taken]

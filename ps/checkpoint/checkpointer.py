@@ -188,7 +188,7 @@ class Checkpointer:
     def mark(self) -> int:
         """Return a number that rises with every change that must be saved; the caller holds the lock."""
         center = self._center
-        return center.clock + center.log.skipped + center.ends + center.values.current.version
+        return center.clock + center.log.skipped + center.ends + center.values.current.version + center.edits
 
     def close(self, timeout: float) -> None:
         """Take a last snapshot, if anything has changed, and end the thread; raise DeadlineError if it does not end."""

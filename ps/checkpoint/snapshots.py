@@ -315,11 +315,12 @@ class SnapshotDirectory:
 
     def _load_tables(self, shapes: list[list[int]], files: Sequence[RowFile]) -> tuple[Rows, ...]:
         """Return the row numbers (empty unless it is a partial table) and the rows of each table."""
-        tables = tuple(np.zeros(shape, np.float32) for shape in shapes)
+        tables = [np.zeros(shape, np.float32) for shape in shapes]
         touched: dict[int, Ids] = {}
         for file in files:
             _, arrays = self._read(file.name)
             places = slice(file.start, file.stop) if file.whole else arrays["ids"]
+            tables[file.table] = tables[file.table].astype(arrays["rows"].dtype, copy=False)  # marks are integers
             tables[file.table][places] = arrays["rows"]
             if "of" in arrays:
                 touched.setdefault(file.table, np.zeros(shapes[file.table][0], np.int64))[places] = arrays["of"]

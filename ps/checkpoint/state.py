@@ -101,6 +101,7 @@ def capture(center: Center) -> State:
     }
     if center.tables:
         header["tables"] = _shapes(center)
+        header["living"] = [table.state() for table in center.living]
     if center.micro_batch is not None:
         header["micro_batch"] = list(center.micro_batch)
     if center.values.current.version:
@@ -170,19 +171,21 @@ def _restore_optional(center: Center, header: dict[str, Any]) -> None:
 def _restore_tables(center: Center, state: State) -> None:
     saved, expected = state.header.get("tables", []), _shapes(center)
     # A partial table may have any number of rows, so only its width is compared.
-    partial = [table.shape.partial for table in center.tables]
+    partial = [table.shape.partial for table in center.saved_tables]
     if len(saved) != len(partial) or any(
         before[skipped:] != now[skipped:] for before, now, skipped in zip(saved, expected, partial, strict=True)
     ):
         raise DifferentJobError(
             f"the snapshot must have tables of these rows and widths: {expected}. Received: {saved}"
         )
-    for table, (ids, rows) in zip(center.tables, state.tables, strict=True):
+    for table, (ids, rows) in zip(center.saved_tables, state.tables, strict=True):
         table.restore(rows, ids)
+    for living, counts in zip(center.living, state.header.get("living", ()), strict=True):
+        living.restore_state(counts)
 
 
 def _shapes(center: Center) -> list[list[int]]:
-    return [[table.count, table.shape.width] for table in center.tables]
+    return [[table.count, table.shape.width] for table in center.saved_tables]
 
 
 def sum_of_rows(state: State) -> int | None:

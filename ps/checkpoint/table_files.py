@@ -44,7 +44,7 @@ class TableFiles:
     def __init__(
         self, directory: SnapshotDirectory, center: Center, changed: Condition, files: Sequence[RowFile] = ()
     ) -> None:
-        self._directory, self._tables, self._changed = directory, center.tables, changed
+        self._directory, self._tables, self._changed = directory, center.saved_tables, changed
         #: The files of the latest snapshot, in order.
         self.files = tuple(files)
         #: For each table, the ranges that are written as whole files in the present snapshot.
@@ -57,7 +57,7 @@ class TableFiles:
         self._end()  # the previous one, if it could not be captured
         self._ranges, self._counts = [], [table.count for table in self._tables]
         for number, table in enumerate(self._tables):
-            table.changes.begin()
+            table.begin_snapshot()
             ranges = self._whole_ranges(number, table)
             for start, stop in ranges:
                 table.changes.include(start, stop)
@@ -97,7 +97,7 @@ class TableFiles:
                 log, "snapshot", "a file with rows of a table cannot be read, and the rows are written again: %s", error
             )
             with self._changed:
-                self._tables[file.table].changes.mark(file.start, file.stop)
+                self._tables[file.table].changes.mark(slice(file.start, file.stop))
             self.files = tuple(other for other in self.files if other != file)
             return None
 
@@ -140,7 +140,7 @@ class TableFiles:
                 with self._changed:
                     changes.read_all(array, start + at, block[: len(part)])
                 part[...] = block[: len(part)]
-            whole.append(self._directory.save_rows(number, start, rows, of=table.ids_of(slice(start, stop))))
+            whole.append(self._directory.save_rows(number, start, rows, of=table.saved_ids(slice(start, stop))))
             self._put_aside(table, outgoing)
         at = 0
         while at < count:
@@ -166,7 +166,7 @@ class TableFiles:
         return Outgoing(
             np.empty(capacity, np.int64),
             np.empty((capacity, array.shape[1]), array.dtype),
-            lambda ids, rows: self._directory.save_rows(number, int(ids.min()), rows, ids, of=table.ids_of(ids)),
+            lambda ids, rows: self._directory.save_rows(number, int(ids.min()), rows, ids, of=table.saved_ids(ids)),
         )
 
 

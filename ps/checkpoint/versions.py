@@ -153,8 +153,18 @@ class VersionFolder:
             )
         return versions
 
-    def publish(self, stream: str, number: int, center: np.ndarray, moving_statistics: np.ndarray) -> Version:
-        """Write a version of micro-batch ``number``, unless it exists; retried for a while."""
+    def publish(
+        self,
+        stream: str,
+        number: int,
+        center: np.ndarray,
+        moving_statistics: np.ndarray,
+        rows: Callable[[Version | None], Mapping[str, Any]] | None = None,
+    ) -> Version:
+        """Write a version of micro-batch ``number``, unless it exists; retried for a while.
+
+        ``rows`` writes the rows of tables, given the version before, and returns what `rows_of` returns later.
+        """
         version = Version(number, _short(stream.encode()), _short(center.data, moving_statistics.data))
         versions = retried(lambda: self.require_stream(stream, number), world=self._world)
         if versions and versions[-1].number == number:
@@ -165,7 +175,11 @@ class VersionFolder:
                     "another directory"
                 )
             return version
-        header, arrays = {"model": self._key}, {"center": center, "moving_statistics": moving_statistics}
+        header: dict[str, Any] = {"model": self._key}
+        if rows is not None:
+            before, write_rows = versions[-1] if versions else None, rows
+            header["rows"] = retried(lambda: write_rows(before), world=self._world)
+        arrays = {"center": center, "moving_statistics": moving_statistics}
         retried(lambda: self._store.save(str(version), header, arrays), world=self._world)
         return version
 
@@ -231,6 +245,15 @@ class VersionFolder:
                 "another model. Make the scoring model again"
             )
         return arrays["center"], arrays["moving_statistics"]
+
+    def rows_of(self, version: Version) -> Mapping[str, Any]:
+        """Return what is known of the rows of tables in a version; empty: it has none."""
+        try:
+            header = retried(lambda: self._store.header(str(version)), world=self._world)
+        except DamagedError as error:  # as in `_read`
+            raise SnapshotError(error.message) from error
+        found: Mapping[str, Any] = header.get("rows", {})
+        return found
 
     def model(self) -> tuple[bytes, str]:
         """Return the model as a ``.keras`` archive, and its `model_key`."""

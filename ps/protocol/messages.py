@@ -315,19 +315,46 @@ class RowsPublished(Message):
 
 
 class InspectRows(Message):
-    """Driver → server: send ``count`` rows of table number ``table`` from ``start`` on."""
+    """Driver → server: send ``count`` rows of table number ``table`` from ``start`` on, or the changes among them.
+
+    With ``changed``, the places are those of the rows that were touched: see `BeginChanges`.
+    """
 
     table: int
     start: int
     count: int
+    changed: bool = False
 
 
 class TableRows(Message):
-    """Server → driver: rows, flat, at ``clock``; of a partial table the touched ones, with their numbers ``ids``."""
+    """Server → driver: rows, flat, at ``clock``; of a partial table the touched ones, with their numbers ``ids``.
+
+    There are ``count`` places to ask for. A place of a partial table may have no row. Among changes, ``gone`` are the
+    numbers of the rows that have their initial values again.
+    """
 
     clock: int
+    count: int
     rows: Floats
     ids: Ids = field(default_factory=lambda: NO_IDS)
+    gone: Ids = field(default_factory=lambda: NO_IDS)
+
+
+#: For `BeginChanges`: all rows will be read; and no changes will be asked for.
+ALL_ROWS, NO_CHANGES = -1, -2
+
+
+class BeginChanges(Message):
+    """Driver → server: the changes of all tracked tables since clock ``since`` are asked for; or see `ALL_ROWS`."""
+
+    since: int
+
+
+class ChangesBegun(Message):
+    """Server → driver: the present clock, and whether the changes since the other one are ``known``."""
+
+    clock: int
+    known: bool
 
 
 class BeginMicroBatch(Message):
@@ -371,7 +398,8 @@ class Status(Message):
 
     ``epochs`` is the mean number of completed epochs over the partitions, including the completed share of the present
     epoch, as known to each worker. ``saved_clock`` is the clock of the server's latest snapshot, which was taken
-    ``saved_seconds`` ago; -1 and NaN: there is none.
+    ``saved_seconds`` ago; -1 and NaN: there is none. ``tables`` are float64 ``(tables, 4)``, for the tables whose
+    touches are counted, in their order: see `LivingTable.counts`.
     """
 
     clock: int
@@ -384,6 +412,7 @@ class Status(Message):
     epochs: float = 0.0
     saved_clock: int = -1
     saved_seconds: float = math.nan
+    tables: Rows = field(default_factory=lambda: NO_ROWS)
 
 
 class Inspect(Message):
@@ -408,6 +437,13 @@ class SetValues(Message):
 
     rows: Rows
     number: int
+
+
+class RemoveRows(Message):
+    """Driver → server: remove rows of table number ``table``; the `Ack` is sent once that is saved."""
+
+    table: int
+    ids: Ids
 
 
 class Drain(Message):
@@ -545,7 +581,7 @@ MESSAGES: tuple[type[Message], ...] = (
     *(Occupancy, Waiting, EndEarly, ListWorkers, WorkerTable, Heartbeat, Goodbye),  # from 21
     *(KeepOptimizer, FetchOptimizer, KeptOptimizer, OptimizerTaken, PublishRows, RowsPublished, InspectRows),  # from 28
     *(TableRows, BeginMicroBatch, MicroBatchBegun, Announce, Members, PeerVector, PeerLoss),  # from 35
-    *(SetValues,),  # from 42
+    *(SetValues, RemoveRows, BeginChanges, ChangesBegun),  # from 42
 )
 
 #: A traceback longer than this is cut in the middle, to stay below a frame's bound.

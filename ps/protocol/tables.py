@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from distkeras.ps.validate import check_field, invalid, require_integer, require_text
+from distkeras.ps.validate import check_field, invalid, require_boolean, require_integer, require_number, require_text
 
 #: Row numbers of one table: int64 ``(count,)``, strictly ascending.
 Ids = Annotated[np.ndarray, np.dtype("<i8")]
@@ -35,6 +35,10 @@ class TableShape:
         seed: of the initial rows of a partial table: see `initial_rows`. None: the table is kept whole,
             and its initial rows are published.
         scale: the largest absolute value of the initial rows.
+        admit: a partial table keeps a row from its touch of this number on; a touch is a commit that names the row.
+        expire_commits: commits without a touch after which a row of a partial table expires; 0: rows do not.
+        expire_seconds: seconds after which it does so, by the times of commits; 0: rows do not.
+        tracked: the server also knows which rows have changed since a version was published, as a stream needs.
     """
 
     name: str
@@ -43,6 +47,10 @@ class TableShape:
     most: int
     seed: int | None = None
     scale: float = 0.0
+    admit: int = 1
+    expire_commits: int = 0
+    expire_seconds: float = 0.0
+    tracked: bool = False
 
     def __post_init__(self) -> None:
         require_text("name", self.name, "the name of a layer")
@@ -55,11 +63,22 @@ class TableShape:
             raise invalid("scale", self.scale, "a finite number that is not negative")
         if self.rows > _LARGEST:
             raise invalid("rows", self.rows, f"at most {_LARGEST}")
+        check_field(self, "admit", require_integer)
+        check_field(self, "expire_commits", require_integer, 0)
+        check_field(self, "expire_seconds", require_number, inclusive=True)
+        check_field(self, "tracked", require_boolean)
+        if self.living and not self.partial:
+            raise invalid("seed", self.seed, "a number for a table whose touches are counted")
 
     @property
     def partial(self) -> bool:
         """Return whether the table is partial: the server stores only its touched rows."""
         return self.seed is not None
+
+    @property
+    def living(self) -> bool:
+        """Return whether the server counts the touches of its rows: see `living_tables`."""
+        return self.tracked or self.admit > 1 or self.expire_commits > 0 or self.expire_seconds > 0
 
 
 def describe(shapes: Sequence[TableShape]) -> str:
@@ -151,13 +170,17 @@ def initial_rows(shape: TableShape, ids: Ids) -> np.ndarray:
     return fractions
 
 
+#: What a slot of an index has instead of a row number: it was never taken, or its row was removed.
+_FREE, _GONE = -1, -2
+
+
 class RowIndex:
-    """Maps row numbers to places, in the order in which they are added: a hash table, at least half of it free."""
+    """Maps row numbers to places: a hash table, at least half of whose slots are free."""
 
     def __init__(self) -> None:
-        self._ids = np.full(_PLACES, -1, np.int64)
+        self._ids = np.full(_PLACES, _FREE, np.int64)
         self._places = np.empty(_PLACES, np.int64)
-        self._count = 0
+        self._count = self._gone = 0
 
     def __len__(self) -> int:
         return self._count
@@ -173,39 +196,58 @@ class RowIndex:
         return rows
 
     def find(self, ids: Ids) -> np.ndarray:
-        """Return the place of each row, int64; -1 if the row was not added."""
-        at = self._first(ids)
-        known: np.ndarray = self._ids[at]
-        places: np.ndarray = self._places[at]
-        left = np.flatnonzero(known != ids)
-        known, at = known[left], at[left]
-        while left.size:
-            places[left[known < 0]] = -1
-            on = known >= 0
-            left, at = left[on], self._next(at[on])
-            known = self._ids[at]
-            hit = known == ids[left]
-            places[left[hit]] = self._places[at[hit]]
-            left, at, known = left[~hit], at[~hit], known[~hit]
+        """Return the place of each row, int64; -1 if the row is not there."""
+        slots = self._slots(ids)
+        places: np.ndarray = self._places[slots]
+        places[slots < 0] = -1
         return places
 
-    def add(self, ids: Ids) -> np.ndarray:
-        """Add rows, which are unique and new; return their places, which follow the last one."""
-        places = np.arange(self._count, self._count + len(ids))
+    def _slots(self, ids: Ids) -> np.ndarray:
+        """Return the slot of each row; -1 if the row is not there."""
+        slots = self._first(ids)
+        known: np.ndarray = self._ids[slots]
+        left = np.flatnonzero(known != ids)
+        known = known[left]
+        while left.size:
+            slots[left[known == _FREE]] = -1
+            left = left[known != _FREE]
+            at = self._next(slots[left])
+            slots[left] = at
+            known = self._ids[at]
+            on = known != ids[left]
+            left, known = left[on], known[on]
+        return slots
+
+    def add(self, ids: Ids, places: np.ndarray | None = None) -> np.ndarray:
+        """Add rows, which are unique and new, and return their places. Default: those that follow the last one.
+
+        With places of the caller's own, all calls must give them.
+        """
+        places = np.arange(self._count, self._count + len(ids)) if places is None else places
         self._count += len(ids)
-        if 2 * self._count > len(self._ids):
+        if 2 * (self._count + self._gone) > len(self._ids):
             taken = self._ids >= 0
             before, where = self._ids[taken], self._places[taken]
             size = 1 << (4 * self._count - 1).bit_length()
-            self._ids, self._places = np.full(size, -1, np.int64), np.empty(size, np.int64)
+            self._ids, self._places = np.full(size, _FREE, np.int64), np.empty(size, np.int64)
+            self._gone = 0
             self._insert(before, where)
         self._insert(ids, places)
+        return places
+
+    def remove(self, ids: Ids) -> np.ndarray:
+        """Remove rows, which are unique and there, and return their places."""
+        slots = self._slots(ids)
+        self._ids[slots] = _GONE
+        self._count -= len(ids)
+        self._gone += len(ids)
+        places: np.ndarray = self._places[slots]
         return places
 
     def _insert(self, ids: Ids, places: np.ndarray) -> None:
         left, at = np.arange(len(ids)), self._first(ids)
         while left.size:
-            free = self._ids[at] < 0
+            free = self._ids[at] == _FREE
             self._ids[at[free]] = ids[left[free]]  # if several rows hash to one place, the last one gets it
             won = self._ids[at] == ids[left]
             self._places[at[won]] = places[left[won]]

@@ -114,7 +114,10 @@ class Dispatcher:
         self._rendezvous = Rendezvous(settings, self.changed, self._seconds_silent)
         peers = settings.rule.traits.peers
         optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world, peers)
-        self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
+        self._handlers = self._make_handlers(optimizers)
+
+    def _make_handlers(self, optimizers: OptimizerRequests) -> dict[type[Message], Callable[[Peer, Any], Message]]:
+        return {
             messages.Commit: self._on_commit,
             messages.Pull: self._on_pull,
             messages.Probe: self._on_probe,
@@ -133,7 +136,9 @@ class Dispatcher:
             messages.Observe: self._on_observe,
             messages.Inspect: self._on_inspect,
             messages.InspectRows: lambda peer, message: self._rows.inspect(lambda: self._require_center(peer), message),
-            messages.SetValues: self._on_set_values,
+            messages.SetValues: self._on_change,
+            messages.RemoveRows: self._on_change,
+            messages.BeginChanges: self._on_begin_changes,
             messages.Drain: self._on_drain,
             messages.EndEarly: self._on_end_early,
             messages.ListWorkers: self._on_list_workers,
@@ -420,6 +425,7 @@ class Dispatcher:
             epochs=sum(lease.epoch + lease.passed for lease in leases) / max(1, center.workers - empty),
             saved_clock=saved[0] if saved else -1,
             saved_seconds=self._world.monotonic() - saved[1] if saved else math.nan,
+            tables=np.array([table.counts for table in center.living], np.float64).reshape(-1, 4),
         )
 
     def _on_inspect(self, peer: Peer, message: messages.Inspect) -> Message:
@@ -429,14 +435,21 @@ class Dispatcher:
             released = center.inspect(moved)
         return replace(self._reply_with_center(peer, center, released, whole=True), moved=moved)
 
-    def _on_set_values(self, peer: Peer, message: messages.SetValues) -> Message:
+    def _on_change(self, peer: Peer, message: messages.SetValues | messages.RemoveRows) -> Message:
         with self.changed:
             center = self._require_center(peer)
             self.changed.require_running()
-            set_values(center.values, message, center.clock, center.rule, center.schedule)
+            if isinstance(message, messages.SetValues):
+                set_values(center.values, message, center.clock, center.rule, center.schedule)
+            else:
+                self._rows.remove(center, message)
             answer = self._acknowledge()
-            self._wait_until_saved(peer)  # else a restarted server would continue without them
+            self._wait_until_saved(peer)  # else a restarted server would continue without the change
         return answer
+
+    def _on_begin_changes(self, peer: Peer, message: messages.BeginChanges) -> Message:
+        with self.changed:
+            return self._rows.begin_changes(self._require_center(peer), message)
 
     def _on_drain(self, peer: Peer, message: messages.Drain) -> Message:
         with self.changed:

@@ -9,8 +9,9 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
-from distkeras.ps.center.tables import PartialTable, Table, make_table
-from distkeras.ps.errors import RemoteProtocolError
+from distkeras.ps.center.living_tables import LivingTable, make_table
+from distkeras.ps.center.tables import PartialTable, Table
+from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
 from distkeras.ps.events import report
 from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.loop import NO_BYTES
@@ -143,9 +144,47 @@ class TableRequests:
         with self._changed:
             center = require_center()
             table = center.tables[message.table]
-            places = slice(message.start, min(end, table.count))
-            rows, ids = table.array[places].reshape(-1).copy(), table.ids_of(places)
-            return messages.TableRows(center.clock, rows, NO_IDS if ids is None else ids.copy())
+            if message.changed:
+                return self._changes(center, table, slice(message.start, end))
+            ids, rows = table.present(slice(message.start, min(end, table.count)))
+            return messages.TableRows(center.clock, table.count, rows.reshape(-1), NO_IDS if ids is None else ids)
+
+    def _changes(self, center: Center, table: Table, places: slice) -> Message:
+        if not isinstance(table, LivingTable):
+            raise RemoteProtocolError(
+                f"changes must be those of a table that is tracked. Received: a request for table {table.shape.name!r}"
+            )
+        places = slice(places.start, min(places.stop, table.marks.count))
+        ids, rows, gone = table.changed(places)
+        return messages.TableRows(center.clock, table.marks.count, rows.reshape(-1), ids, gone)
+
+    def begin_changes(self, center: Center, message: messages.BeginChanges) -> Message:
+        """Note from which moment on changes are asked for; the caller holds the lock."""
+        center.edits += 1  # else a server that ends now, and starts again, would not know the changes
+        known = [table.begin_changes(message.since, center.clock) for table in center.living]
+        return messages.ChangesBegun(center.clock, all(known))
+
+    def remove(self, center: Center, message: messages.RemoveRows) -> None:
+        """Remove rows; the caller holds the lock.
+
+        Raises:
+            ConfigurationError: the table cannot lose rows.
+            RemoteProtocolError: there is no such table, or not such rows.
+        """
+        self._table(message.table)
+        table, ids = center.tables[message.table], message.ids
+        if not isinstance(table, LivingTable):
+            raise ConfigurationError(
+                f"table {table.shape.name!r} must be one whose touches are counted, so that rows can be removed. "
+                "Received: another table"
+            )
+        if ids.size and not ((ids[1:] > ids[:-1]).all() and 0 <= ids[0] <= ids[-1] < table.shape.rows):
+            raise RemoteProtocolError(
+                f"`ids` must be rows of table {table.shape.name!r} in [0, {table.shape.rows}), in ascending order. "
+                f"Received: {ids.size} from {ids.min()} to {ids.max()}"
+            )
+        table.remove(ids, center.clock + 1)
+        center.edits += 1
 
     def _table(self, number: int) -> Table:
         if not 0 <= number < len(self.tables):

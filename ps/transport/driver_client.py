@@ -26,6 +26,10 @@ def publication(
     return messages.Publish(center, moving_statistics, *arrays)
 
 
+#: Rows that one request removes, at most: the server holds its lock meanwhile.
+_REMOVED_AT_ONCE = 1 << 18
+
+
 class DriverClient(Client):
     """The driver's connection to the server; arguments as for `Client`."""
 
@@ -66,6 +70,11 @@ class DriverClient(Client):
         ``number`` rises from request to request of a driver, and is the same in a repetition.
         """
         return self.request(messages.SetValues(np.ascontiguousarray(rows, np.float64), number), messages.Ack).clock
+
+    def remove_rows(self, number: int, ids: Ids) -> None:
+        """Remove rows, ascending, of table ``number``; return once that is saved."""
+        for first in range(0, max(1, len(ids)), _REMOVED_AT_ONCE):
+            self.request(messages.RemoveRows(number, ids[first : first + _REMOVED_AT_ONCE]), messages.Ack)
 
     def whole_center(
         self, tables: Sequence[TableShape], wants: tuple[Ids, ...] = ()
@@ -116,14 +125,29 @@ class DriverClient(Client):
         for request, answer in self._blocks(number, shape):
             if len(answer.ids):
                 yield answer.ids, answer.rows.reshape(-1, shape.width)
-            if len(answer.ids) < request.count:
+            if request.start + request.count >= answer.count:
                 return
 
-    def _blocks(self, number: int, shape: TableShape) -> Iterator[tuple[messages.InspectRows, messages.TableRows]]:
+    def begin_changes(self, since: int) -> messages.ChangesBegun:
+        """Ask for the changes since a clock at which this was called before; see `messages.BeginChanges`."""
+        return self.request(messages.BeginChanges(since), messages.ChangesBegun)
+
+    def changes(self, number: int, shape: TableShape) -> Iterator[tuple[Ids, np.ndarray, Ids]]:
+        """Yield the changes of table ``number``: numbers and rows that have changed, and numbers that are gone."""
+        for request, answer in self._blocks(number, shape, changed=True):
+            if len(answer.ids) or len(answer.gone):
+                yield answer.ids, answer.rows.reshape(-1, shape.width), answer.gone
+            if request.start + request.count >= answer.count:
+                return
+
+    def _blocks(
+        self, number: int, shape: TableShape, *, changed: bool = False
+    ) -> Iterator[tuple[messages.InspectRows, messages.TableRows]]:
         """Yield the request for each block of table ``number``, and its answer."""
         step = block_rows(shape)
         requests = (
-            messages.InspectRows(number, start, min(step, shape.rows - start)) for start in range(0, shape.rows, step)
+            messages.InspectRows(number, start, min(step, shape.rows - start), changed)
+            for start in range(0, shape.rows, step)
         )
         return self.read_blocks(requests, block_bytes(shape))
 

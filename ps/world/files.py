@@ -55,6 +55,13 @@ def below(place: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{query}"
 
 
+def apart(place: str) -> tuple[str, str]:
+    """Return the folder that a path or URI is in, and its name there: what `below` joins."""
+    path, query = _split(place)
+    folder, _, name = path.rpartition("/")
+    return f"{folder}{query}", name
+
+
 def beside(place: str, suffix: str) -> str:
     """Return the path or URI of a folder whose name ends with ``suffix`` in addition."""
     path, query = _split(place)

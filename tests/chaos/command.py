@@ -56,6 +56,7 @@ from chaos.jobs import (
     sequence_job,
     stream_job,
     table_job,
+    wide_stream_job,
 )
 from chaos.store import Store
 from distkeras.ps.checkpoint.checkpointer import SNAPSHOT_FAILED
@@ -83,7 +84,19 @@ class JobSizes:
 FULL = JobSizes()
 TINY = JobSizes(rows=1500, epochs=2, counted_rows=126, counted_epochs=4, stream_rows=60, micro_batches=5, groups=20)
 #: The kinds of jobs.
-JOBS = ("images", "cluster", "table", "sequence", "stream", "relays", "members", "s3", "groups", "counting")
+JOBS = (
+    "images",
+    "cluster",
+    "table",
+    "sequence",
+    "stream",
+    "wide-stream",
+    "relays",
+    "members",
+    "s3",
+    "groups",
+    "counting",
+)
 
 
 @dataclass
@@ -336,13 +349,15 @@ def _train(
 def _specs(size: JobSizes, scratch: Path, scene: Scene, options: argparse.Namespace) -> dict[str, JobSpec]:
     """Return the jobs by their kinds."""
     rows, epochs = size.counted_rows, size.counted_epochs
+    streamed = {"rows": size.stream_rows, "epochs": 2, "micro_batches": size.micro_batches}
     return {
         "images": image_job(scratch, rows=size.rows, epochs=size.epochs, rule=options.rule),
         # These jobs are longer, so that a server's second attempt starts before they end.
         "cluster": in_cluster(counting_job(scratch / "cluster", rows=rows, epochs=4 * epochs)),
         "table": table_job(scratch, rows=rows, epochs=epochs),
         "sequence": sequence_job(scratch, rows=rows, epochs=epochs),
-        "stream": stream_job(scratch, rows=size.stream_rows, epochs=2, micro_batches=size.micro_batches),
+        "stream": stream_job(scratch, **streamed),
+        "wide-stream": wide_stream_job(scratch, **streamed),
         "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
         # Within one node, the workers share memory; the seed decides whether there is one node.
         "members": members_job(scratch / "members", rows=rows, epochs=epochs, nodes=1 if options.seed % 2 else WORKERS),

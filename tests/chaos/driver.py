@@ -15,7 +15,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0:0] = [str(Path(__file__).resolve().parents[1])]
 
-from chaos.jobs import WORKERS, JobSpec, counting_job, deadlines, stream_job
+from chaos.jobs import WORKERS, JobSpec, counting_job, deadlines, stream_job, wide_stream_job
 from chaos.store import take_over_servers
 
 
@@ -50,7 +50,9 @@ def _spec(order: dict[str, Any], folder: Path) -> JobSpec:
     """Return the job; a stream's rows are the same files for all drivers."""
     size = {"rows": order["rows"], "epochs": order["epochs"]}
     if order["micro_batches"]:
-        return stream_job(Path(order["data"]).parent, micro_batches=order["micro_batches"], **size)
+        folder = Path(order["data"])
+        make_job = wide_stream_job if folder.name.startswith("wide") else stream_job
+        return make_job(folder.parent, micro_batches=order["micro_batches"], **size)
     spec = counting_job(folder, **size)
     spec.batches.update({int(worker): batches for worker, batches in order["batches"].items()})
     return spec

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from distkeras import Trainer
+    from distkeras.keras_model.stored_rows import SavedRows
     from distkeras.ps.rules import Rule
     from distkeras.ps.transport.deadlines import Deadlines
 
@@ -127,13 +128,17 @@ class JobSpec:
 
     def _require_last_version(self, uri: str, model: keras.Model) -> None:
         """Raise LedgerError unless the last version is that of the last micro-batch, with the weights of ``model``."""
+        from distkeras.keras_model.published_rows import published_rows
         from distkeras.ps.checkpoint.versions import VersionFolder
         from distkeras.ps.errors import LedgerError
 
         folder = VersionFolder(uri)
         version, due = folder.latest(), self.micro_batches - 1
         center, _ = folder.load(version, folder.model()[1])
-        if version.number != due or not np.array_equal(center, model.get_weights()[0].ravel()):
+        rows = folder.rows_of(version)
+        saved = published_rows(uri, rows, _TABLE) if rows else None
+        equal = np.array_equal(center, _weights(model)) if saved is None else _rows_in(saved) == _trained_rows(model)
+        if version.number != due or not equal:
             raise LedgerError(f"version {due} must have the weights of the stream. Received: version {version.number}")
 
     def with_batches_counted(self, trainer: Trainer) -> JobSpec:
@@ -211,7 +216,7 @@ def _check(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
 
 def _check_stream(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobResult:
     """Count how often each row moved its weight; the trainer's ledger covers only the last micro-batch."""
-    counts, (_, wrong) = _counts(model), spec.judge(model)
+    counts, (_, wrong) = _counts(model, spec.rows), spec.judge(model)
     ledger: Any = trainer.ledger.toPandas()
     return JobResult(
         expected=spec.expected,
@@ -336,6 +341,30 @@ def stream_job(folder: Path, *, rows: int, epochs: int, micro_batches: int) -> J
     )
 
 
+def wide_stream_job(folder: Path, *, rows: int, epochs: int, micro_batches: int) -> JobSpec:
+    """Return a stream whose rows of data have ids of a table that no process holds, admitted by their second touch."""
+    from distkeras.data.datasets import write_parquet
+
+    path = folder / "wide-stream"
+    if not path.exists():
+        write_parquet(path, np.arange(rows)[:, None], np.full(rows, -1e4), files=micro_batches)
+
+    def build() -> keras.Model:
+        import keras
+
+        from distkeras.layers import WideEmbedding
+
+        inputs = keras.Input((1,), dtype="int64")
+        table = WideEmbedding(1 << 40, 1, folder=str(folder / "wide-rows"), scale=0.0, admit_after=2, name=_TABLE)
+        model = keras.Model(inputs, keras.layers.Flatten()(table(inputs)))
+        model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanAbsoluteError(reduction="sum"))
+        return model
+
+    judge = counts_of(rows, epochs)
+    name = "wide stream (downpour)"
+    return JobSpec(name, str(path), rows, epochs, 2, "downpour", {}, build, judge, micro_batches=micro_batches)
+
+
 def table_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
     """Return the counting job with a table that travels by rows; each row of data has its own row of the table."""
     from distkeras.data.datasets import write_parquet
@@ -399,7 +428,7 @@ def counts_of(rows: int, epochs: int) -> Callable[[keras.Model], tuple[None, str
     """Return a judge of a model whose first weights count how often each row of data moved the center."""
 
     def judge(model: keras.Model) -> tuple[None, str]:
-        counts = _counts(model)
+        counts = _counts(model, rows)
         wrong = np.flatnonzero(counts != epochs)
         if not wrong.size:
             return None, ""
@@ -411,10 +440,38 @@ def counts_of(rows: int, epochs: int) -> Callable[[keras.Model], tuple[None, str
     return judge
 
 
-def _counts(model: keras.Model) -> np.ndarray:
-    """Return how often each row moved the center, from the model's first weights."""
-    counts: np.ndarray = -model.get_weights()[0].ravel()
+def _counts(model: keras.Model, rows: int = 0) -> np.ndarray:
+    """Return how often each row moved the center, from the model's first weights.
+
+    Of a model without weights, it is how often each of so many ``rows`` of its table was touched.
+    """
+    if model.weights:
+        return -_weights(model)
+    counts = np.zeros(rows)
+    for row, value in _trained_rows(model).items():
+        counts[row] = 1 - value  # the first touch moved nothing
     return counts
+
+
+def _weights(model: keras.Model) -> np.ndarray:
+    weights: np.ndarray = model.get_weights()[0].ravel()
+    return weights
+
+
+#: The name of the table of `wide_stream_job`.
+_TABLE = "counts"
+
+
+def _trained_rows(model: keras.Model) -> dict[int, float]:
+    return _rows_in(model.get_layer(_TABLE).saved_rows)
+
+
+def _rows_in(saved: SavedRows) -> dict[int, float]:
+    from distkeras.keras_model.stored_rows import load_rows
+    from distkeras.ps.protocol.tables import TableShape
+
+    blocks = load_rows(saved, TableShape(_TABLE, 1 << 40, 1, 1, seed=0))
+    return {int(row): float(value) for ids, rows in blocks for row, value in zip(ids, rows[:, 0], strict=True)}
 
 
 def in_s3(spec: JobSpec, uri: str) -> JobSpec:

@@ -253,3 +253,13 @@ def test_rows_of_a_driver_that_was_killed_are_never_read(tmp_path: Path, monkeyp
     with pytest.raises(ConfigurationError, match=r"rows of table 'table' must be in .*not written to their end"):
         layer(np.array([3]))
     assert sum(len(ids) for ids, _ in load_rows(saved, layer.table())) == 20
+
+
+def test_a_layer_keeps_how_its_rows_come_and_go() -> None:
+    assert not {"admit_after", "expire_after_commits", "expire_after_seconds"} & wide().get_config().keys()
+    given: dict[str, Any] = {"admit_after": 2, "expire_after_commits": 1, "expire_after_seconds": 60.0}
+    again = WideEmbedding.from_config(wide(**given).get_config())
+    assert again.table() == TableShape("table", ROWS, WIDTH, 1, 4, 0.5, 2, 1, 60.0)
+    for name in given:
+        with pytest.raises(ConfigurationError, match=f"`{name}` must be"):
+            wide(**{name: 0})

@@ -28,14 +28,17 @@ def shapes_of(plan: Plan, size: int) -> tuple[TableShape, ...]:
 
     The first one has a row for each mini-batch, which moves its first number as it moves the center's element; the
     second number does not change. The second table has few rows, each of which many mini-batches move. Half of the
-    runs have the third one, of which only touched rows exist; these move as the center's elements do.
+    runs have the third one, of which only touched rows exist; these move as the center's elements do. In half of these
+    runs, the server counts their touches.
     """
     window = plan.make_rule().window
     if not plan.tables:
         return ()
     assert isinstance(window, int)
     shapes = TableShape("own", size, 2, min(size, window)), TableShape("shared", _SHARED, 1, min(_SHARED, window))
-    return (*shapes, TableShape("far", 1 << 50, 1, window, seed=0)) if sum(plan.batches) % 2 else shapes
+    batches = sum(plan.batches)
+    far = TableShape("far", 1 << 50, 1, window, seed=0, tracked=batches % 4 == 1)
+    return (*shapes, far) if batches % 2 else shapes
 
 
 def start_of(shapes: Sequence[TableShape]) -> list[tuple[TableShape, np.ndarray]]:

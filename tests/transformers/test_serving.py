@@ -13,6 +13,7 @@ from support.programs import output_of
 
 from distkeras.data.column_kinds import lists_of
 from distkeras.data.columns import Column, to_numpy
+from distkeras.data.rows import Padding
 from distkeras.keras_model import archive
 from distkeras.ml.model import one_row
 from distkeras.ps.errors import BadValueError, ShapeError
@@ -178,6 +179,36 @@ def test_outputs_of_steps_have_the_length_of_their_row() -> None:
     assert out["y"].to_pylist() == [[[1, -1], [2, -2]], [[3, -3]], [[4, -4], [5, -5]]]
     with pytest.raises(BadValueError, match="null in row 1"):
         list(serving.predict(given, [pa.RecordBatch.from_pydict({"x": [[1], [2, None]]})], 7))
+
+
+def test_outputs_of_long_rows_are_few_in_a_call_and_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = keras.Input((None,), dtype="int32")
+    given = plan(keras.Model(x, x[:, :, None] * x[:, None, :]), 100)
+    column = replace(given.columns[0], depth=2, output_dtype="int32")
+    options = replace(given.options, batch_bytes=4 * (3 * 8 * 8 + 2 * 2))  # three maps of long rows, and a short one's
+    inputs = (serving.ModelInput("x", (None,), "int32", padding=Padding(longest=8)),)
+    given = replace(given, inputs=inputs, columns=(column,), row_bytes=8, options=options)
+    rows = [[number] * (9 if number % 5 else 2) for number in range(23)]
+    shapes: list[tuple[int, ...]] = []
+
+    def noted(model: Any, arrays: Any) -> list[np.ndarray]:
+        outputs = outputs_of_call(model, arrays)
+        shapes.append(outputs[0].shape)
+        return outputs
+
+    outputs_of_call = serving.outputs_of_call
+    monkeypatch.setattr(serving, "outputs_of_call", noted)
+    for step_outputs, most in (((), 23), (((None, None),), 3 + 1)):
+        shapes.clear()
+        whole = replace(given, step_outputs=step_outputs)
+        found = list(serving.predict(whole, [pa.RecordBatch.from_pydict({"x": rows})], 7))
+        assert [row for batch in found for row in batch["y"].to_pylist()] == [
+            [[number * number] * min(len(row), 8)] * min(len(row), 8) for number, row in enumerate(rows)
+        ]
+        assert max(batch.num_rows for batch in found) == most
+        assert (max(4 * np.prod(shape) for shape in shapes) <= options.batch_bytes) == bool(step_outputs)
+    with pytest.raises(BadValueError, match="null in row 22"):
+        list(serving.predict(whole, [pa.RecordBatch.from_pydict({"x": [*rows[:22], None]})], 7))
 
 
 def test_decoded_rows_decide_an_open_extent() -> None:

@@ -255,7 +255,9 @@ class TestChecks:
         center = center_of()
         check_hello(center, Hello(0, 0, 3, 0, tables=describe([SHAPE])))
         for shapes in ([], [TableShape("users", 3, 2, 1)], [TableShape("items", 3, 2, 2)], [SHAPE, SHAPE]):
-            with pytest.raises(ShapeError, match=r"the worker's tables must be \[\[\"users\", 3, 2, 2, null, 0\.0\]\]"):
+            with pytest.raises(
+                ShapeError, match=r"the worker's tables must be \[\[\"users\", 3, 2, 2, null, 0\.0, 1, 0, 0\.0\]\]"
+            ):
                 check_hello(center, Hello(0, 0, 3, 0, tables=describe(shapes)))
         dense = Center(make("downpour"), np.zeros(3, np.float32), workers=1)
         with pytest.raises(ShapeError, match="the worker's tables must be none"):

@@ -102,7 +102,7 @@ def deliver_changed(message: Message) -> list[Any]:
         (some_commit(LONGER, touched=(np.arange(TAGGED_BYTES_MAX),), moved=(LONGER,)), False),
         (center(LONGER, rows=(LONGER,)), False),
         (PublishRows(0, 0, LONGER), True),
-        (TableRows(0, LONGER), False),
+        (TableRows(0, 0, LONGER), False),
     ],
 )
 def test_tags_cover_all_but_the_long_vectors(message: Message, covered: bool) -> None:

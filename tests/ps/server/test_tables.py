@@ -16,7 +16,7 @@ from support.ps.running_server import Running, Turns, socket_of
 from support.ps.toy_tables import TableBatch, TableJob, ToyTables, table_worker
 
 from distkeras.ps.center.commit_log import COMMIT
-from distkeras.ps.center.tables import make_table
+from distkeras.ps.center.living_tables import make_table
 from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError, ServerLostError, ShapeError
 from distkeras.ps.protocol.framing import _CODES, encode
 from distkeras.ps.protocol.loop import NO_FLOATS

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.tables import make_table
+from distkeras.ps.center.living_tables import make_table
 from distkeras.ps.checkpoint import table_files
 from distkeras.ps.checkpoint.snapshots import LogFiles, RowFile, Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.state import capture
@@ -84,14 +84,20 @@ class SavedTables:
     """Tables with these numbers of rows and widths, and the files that their snapshots leave in a folder."""
 
     def __init__(
-        self, folder: Path, shapes: Sequence[tuple[int, int]], *, token: str = "0000000a", partial: bool = False
+        self,
+        folder: Path,
+        shapes: Sequence[tuple[int, int]],
+        *,
+        token: str = "0000000a",
+        partial: bool = False,
+        **lives: Any,
     ) -> None:
         self.folder, self.world, self.lock = folder, FullDisk(), Lock()
         self.rng = np.random.default_rng(7)
         #: The saved snapshots, the latest last.
         self.taken: list[Taken] = []
-        self.partial = partial
-        own: dict[str, Any] = {"seed": 5, "scale": 2.0} if partial else {}
+        self.partial, self.lives = partial, lives
+        own: dict[str, Any] = {"seed": 5, "scale": 2.0, **lives} if partial else {}
         tables = [make_table(TableShape(f"table {n}", *shape, most=shape[0], **own)) for n, shape in enumerate(shapes)]
         self.center = Center(make("downpour"), np.zeros(3, np.float32), workers=1, tables=tables)
         self.center.join(0, 0)
@@ -116,11 +122,13 @@ class SavedTables:
         """Return the touched rows of each table, if it keeps only these."""
         return [table.ids_of(slice(0, table.count)) for table in self.center.tables]
 
-    def commit(self, *touched: Iterable[int]) -> None:
-        """Add random numbers to these rows of each table."""
+    def commit(self, *touched: Iterable[int], seconds: float = 0.0) -> None:
+        """Add random numbers to these rows of each table, at a time."""
         for table, numbers in zip(self.center.tables, touched, strict=True):
             ids = np.array(sorted(set(numbers)), np.int64)
-            table.apply(ids, self.rng.random(ids.size * table.shape.width, np.float32), add)
+            moved = self.rng.random(ids.size * table.shape.width, np.float32)
+            table.apply(ids, moved, add, self.center.clock + 1)
+            table.tick(self.center.clock + 1, seconds)
         self.center.clock += 1
 
     def snapshot(self, meanwhile: Meanwhile = nothing, *, keep: int = 99, merge: bool = True) -> list[np.ndarray]:
@@ -153,7 +161,7 @@ class SavedTables:
     def restored(self, token: str = "0000000b") -> SavedTables:
         """Return the tables that another job's server restores from the folder."""
         shapes = [(table.shape.rows, table.shape.width) for table in self.center.tables]
-        return SavedTables(self.folder, shapes, token=token, partial=self.partial)
+        return SavedTables(self.folder, shapes, token=token, partial=self.partial, **self.lives)
 
     def path(self, file: RowFile) -> Path:
         """Return a file's path."""
