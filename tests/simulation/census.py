@@ -42,6 +42,9 @@ EXCEPTIONS = {
     "Checkpoint.uri": "a run has one checkpoint",
     "PartitionLease.active_at": "it is a time, and always there",
     "Plan.deadlines": "as the settings' own",
+    "message RemoveRows": "rows that are removed belong to no element of the center: `ps/center/test_living_tables.py`",
+    "message BeginChanges": "only publishers of versions ask for changes: `training/test_stream_tables.py`",
+    "message ChangesBegun": "it answers `BeginChanges`",
     "PartitionLease.passed": "it is shown to people, and nothing else depends on it: `ps/server/test_server.py`",
 }
 

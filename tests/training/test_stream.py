@@ -149,7 +149,7 @@ def test_invalid_arguments_are_refused_before_work(spark: SparkSession, tmp_path
         (lambda: counter(partitioned_already=True).train_stream(stream, checkpoint=checkpoint), "must be False"),
         (
             lambda: counter(tables=["ids"]).train_stream(stream, checkpoint=checkpoint),
-            "`tables` must be 'auto' or 'dense' with a stream",
+            "names of Embedding layers",
         ),
         (
             lambda: Trainer(

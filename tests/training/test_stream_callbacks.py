@@ -94,7 +94,7 @@ class CallsItsStream(Callback):
         self.call_everything("on_success")
 
     def call_everything(self, hook: str) -> None:
-        arguments: dict[str, tuple[Any, ...]] = {"start": (None, "")}
+        arguments: dict[str, tuple[Any, ...]] = {"start": (None, ""), "remove_rows": ("table", [1])}
         found = self.found[hook] = {}
         names = [name for name in dir(StreamTraining) if not name.startswith("_") and name not in ("stop", "convert")]
         for name in (*names, "stop"):
@@ -176,6 +176,7 @@ def test_a_callback_may_call_every_method_of_its_stream(spark: SparkSession, tmp
     assert list(calls.found) == ["on_center", "on_end", "on_success"]
     for found in calls.found.values():
         assert found["start"] is found["awaitTermination"] is LocalProtocolError
+        assert found["remove_rows"] is ConfigurationError  # the model has no such table
         assert (found["isActive"], found["exception"], found["stop"]) == (True, None, None)
         assert found["callbacks"] == [calls]
         assert counts(found["model"]) == [1.0] * EACH + [0.0] * (ROWS - EACH)

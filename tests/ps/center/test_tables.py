@@ -256,7 +256,8 @@ class TestChecks:
         check_hello(center, Hello(0, 0, 3, 0, tables=describe([SHAPE])))
         for shapes in ([], [TableShape("users", 3, 2, 1)], [TableShape("items", 3, 2, 2)], [SHAPE, SHAPE]):
             with pytest.raises(
-                ShapeError, match=r"the worker's tables must be \[\[\"users\", 3, 2, 2, null, 0\.0, 1, 0, 0\.0\]\]"
+                ShapeError,
+                match=r"the worker's tables must be \[\[\"users\", 3, 2, 2, null, 0\.0, 1, 0, 0\.0, false\]\]",
             ):
                 check_hello(center, Hello(0, 0, 3, 0, tables=describe(shapes)))
         dense = Center(make("downpour"), np.zeros(3, np.float32), workers=1)
