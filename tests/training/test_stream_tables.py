@@ -98,7 +98,7 @@ def test_a_wide_table_counts_across_streams_and_restarts_of_the_server(spark: Sp
     trainer, training = train(counting(wide(tmp_path / "rows")), stream, tmp_path / "checkpoint")
     with pytest.raises(ConfigurationError, match=r"`model` must not be called while a stream is active"):
         training.model()
-    until(lambda: training.lastProgress is not None)
+    until(lambda: training.lastProgress is not None, 90)
     os.kill(training._process.pid, signal.SIGKILL)  # noqa: SLF001 - a fault
     assert training.awaitTermination(patience(120))
     first = counts_of(trainer.model.get_layer("table"))
@@ -147,7 +147,7 @@ def test_rows_are_removed_by_key(spark: SparkSession, tmp_path: Path) -> None:
         features_col="id",
     )
     training = trainer.train_stream(stream, checkpoint=tmp_path / "checkpoint")
-    until(lambda: training.lastProgress is not None and training.lastProgress.batch == 1)
+    until(lambda: training.lastProgress is not None and training.lastProgress.batch == 1, 90)
     wrong: list[Any] = [[ROWS], [-1], [3.7], ["5"], [True], [2**70], [[1]]]
     for ids in wrong:
         with pytest.raises(ConfigurationError, match=r"`ids` must be integers from 0 to 59"):
@@ -157,7 +157,7 @@ def test_rows_are_removed_by_key(spark: SparkSession, tmp_path: Path) -> None:
     training.remove_rows("table", [3, 1, 17])
     os.kill(training._process.pid, signal.SIGKILL)  # noqa: SLF001 - a fault; the removal was saved
     arrive(spark, tmp_path / "in", [[1, 5]])
-    until(lambda: training.lastProgress is not None and training.lastProgress.batch == 2)
+    until(lambda: training.lastProgress is not None and training.lastProgress.batch == 2, 90)
     training.stop()
     assert counts_of(trainer.model.get_layer("table")) == {1: 1.0, 2: 1.0, 4: 4.0, 5: 1.0}
     with pytest.raises(LocalProtocolError, match="a stream that has ended"):
