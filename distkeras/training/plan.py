@@ -313,9 +313,10 @@ def _sent_file(plan: JobPlan) -> bytes:
     return plan.model_file if uri is None else without_weights_of(plan.model_file, uri)
 
 
+#: What is refused for a model whose rows are at the server, and what to do instead.
 _INSTEAD_OF_A_MODEL = (
-    "a callback that restores a center, or uses `context.model` or a copy of the model, must not be given: "
-    "Evaluate validation rows, which reads the rows that these touch, or use the model that comes back"
+    "a callback that restores a center, or uses `context.model` or a copy of the model, must not be given",
+    "Evaluate validation rows, which reads the rows that these touch, or use the model that comes back",
 )
 
 
@@ -354,11 +355,11 @@ class CenterCopy:
             layer.rows, layer.rows_checksum = trained.rows, trained.rows_checksum
         return replica
 
-    def require_all_tables(self, instead: str = _INSTEAD_OF_A_MODEL) -> None:
-        """Raise ConfigurationError, which names what is refused, unless the driver has all tables."""
+    def require_all_tables(self, instead: tuple[str, str] = _INSTEAD_OF_A_MODEL) -> None:
+        """Raise ConfigurationError, with what is refused and what to do, unless the driver has all tables."""
         if self._partial:
             name = self._partial[0][1].name
-            refused, advice = instead.split(": ", 1)
+            refused, advice = instead
             raise ConfigurationError(
                 f"{refused} for a model with a WideEmbedding: the rows of {name!r} stay at the server. {advice}"
             )

@@ -77,7 +77,7 @@ _READ_ONCE = ("socket",)
 #: The error text if the server is dead when the stream ends.
 _NO_CENTER = "the stream has ended, and its last center is in its checkpoint alone"
 #: What is refused for a model whose rows are at the server, and what to do instead.
-_INSTEAD_OF_A_MODEL = "`model` must not be called while a stream is active: Call it when the stream has ended"
+_INSTEAD_OF_A_MODEL = "`model` must not be called while a stream is active", "Call it when the stream has ended"
 #: The local property in which Spark stores a query's id.
 _QUERY_ID = "sql.streaming.queryId"
 

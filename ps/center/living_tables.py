@@ -30,6 +30,7 @@ from distkeras.ps.rules.base import Chunk, Vector
 _COUNT, _CLOCK, _LIVED = 0, 1, 2
 #: The steps of time that are distinguished in the span after which rows expire.
 _STEPS = 1000
+#: Later than every clock.
 _LATEST = 1 << 62
 #: Marks that are searched for dead rows, for each row of a commit.
 _SEARCHED = 4

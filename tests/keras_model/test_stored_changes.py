@@ -14,7 +14,7 @@ from distkeras.keras_model.published_rows import PublishedRows, published_rows
 from distkeras.keras_model.stored_rows import listed_files, load_rows, save_rows
 from distkeras.layers import WideEmbedding
 from distkeras.ps.center.living_tables import LivingTable
-from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.errors import ConfigurationError, SnapshotError
 from distkeras.ps.protocol.messages import ChangesBegun
 from distkeras.ps.protocol.tables import TableShape, initial_rows
 from distkeras.ps.transport.driver_client import DriverClient
@@ -147,7 +147,7 @@ def test_a_version_that_could_not_be_written_is_written_again(tmp_path: Path) ->
     stream.publish()
     stream.train(3)
     stream.direct.broken = True
-    with pytest.raises(Exception, match="the disk is full"):
+    with pytest.raises(SnapshotError, match="the disk is full"):
         stream.publish()
     stream.train(3)  # as if the micro-batch had come again
     assert rows_in(stream.uri, stream.publish()) == stream.expected[-1]
