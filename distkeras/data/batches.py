@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from distkeras.data.rows import RaggedRows
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.validate import check_fields, count, flag
 
+_Item = TypeVar("_Item")
 Weight = np.ndarray | tuple[np.ndarray, ...] | None
 """Sample weights: one array for all outputs, or one for each; an `absent` one has none. None: there are no weights."""
 
@@ -223,6 +224,10 @@ class DataSpec:
             tuple(absent(rows) if place is None else arrays[place] for place in places) for places in self._places
         )
         return x, y, as_weight(weights)
+
+    def by_array(self, columns: Sequence[_Item], without: _Item) -> list[_Item]:
+        """Return what there is for each of `columns` for each array in `sides`; ``without`` for an absent one."""
+        return [without if place is None else columns[place] for places in self._places for place in places]
 
     @cached_property
     def _places(self) -> list[list[int | None]]:

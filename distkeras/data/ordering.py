@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -152,9 +153,7 @@ class BatchRows(NamedTuple):
 
     def batch(self, epoch: int, index: int, last: bool) -> Batch:
         """Return the mini-batch. Its arrays are read-only: they may be views of the spool itself."""
-        views = tuple(array[self.rows] for array in self.gather.columns())
-        for view in views:
-            view.flags.writeable = False
+        views = self.gather.views(self.rows)
         spec = self.gather.spec
         batch = Batch(epoch, index, last, *spec.sides(views), self.checksum, spec.is_open)
         stack, place = self.gather.stack, self.rows.start // spec.batch_size
@@ -164,32 +163,57 @@ class BatchRows(NamedTuple):
 class Gather:
     """Rows of several columns in this order, gathered once, on first use; None: all rows, without a copy.
 
-    Rows of any length need an order, and are those of one mini-batch: it is padded by itself.
+    Rows of any length need an order: each mini-batch is padded by itself.
     """
 
     def __init__(self, spec: DataSpec, columns: ColumnRows, order: np.ndarray | None = None) -> None:
         self.spec = spec
         self._rows, self._order = columns, order
         self._columns: ColumnArrays = columns if order is None else ()  # none is ragged
-        #: Of rows of any length: their steps, and those of the padded arrays; 0 until rows are gathered.
-        self.steps = self.padded_steps = 0
+        #: For each column of rows of any length, the lengths of its mini-batches; None for other columns.
+        self._lengths: list[np.ndarray | None] = [None] * len(spec.columns)
+        #: For each mini-batch, the steps of rows of any length, and with padding; 0 until rows are gathered.
+        self._steps = np.zeros((-(-len(columns[0] if order is None else order) // spec.batch_size), 2), np.int64)
         #: The full mini-batches, if they are aligned for a backend; None until rows are gathered.
         self.stack: Stack | None = None
         if order is None and len(columns[0]) >= 2 * spec.batch_size and all(map(is_aligned, self._columns)):
             self.stack = self._stacked(self._columns)
 
-    def columns(self) -> ColumnArrays:
+    def views(self, rows: slice) -> ColumnArrays:
+        """Return read-only views of the rows of one mini-batch, an array per column, as long as the mini-batch."""
+        views = []
+        for values, lengths in zip(self._gathered(), self._lengths, strict=True):
+            view = values[rows] if lengths is None else values[rows, : lengths[rows.start // self.spec.batch_size]]
+            view.flags.writeable = False
+            views.append(view)
+        return tuple(views)
+
+    def steps(self, rows: slice) -> tuple[int, int]:
+        """Return of one mini-batch, once it is gathered: the steps of its rows of any length, and with padding."""
+        own, padded = self._steps[rows.start // self.spec.batch_size].tolist()
+        return own, padded
+
+    def _gathered(self) -> ColumnArrays:
         """Return one array per column; gathered arrays are aligned for TensorFlow."""
         if self._order is not None:
             columns = zip(self._rows, self.spec.columns, strict=True)
-            self._columns = tuple(_take(rows, self._order, column) for rows, column in columns)
-            for rows, array in zip(self._rows, self._columns, strict=True):
-                if isinstance(rows, RaggedRows):
-                    self.steps += int(np.minimum(rows.lengths_of(self._order), array.shape[1]).sum())
-                    self.padded_steps += array.shape[0] * array.shape[1]
+            self._columns = tuple(self._take(number, *column) for number, column in enumerate(columns))
             self._rows, self._order = (), None
-            self.stack = None if self.spec.is_open else self._stacked(self._columns)
+            self.stack = self._stacked(self._columns)
         return self._columns
+
+    def _take(self, number: int, rows: np.ndarray | RaggedRows, column: Column) -> np.ndarray:
+        assert self._order is not None, "rows without an order are not copied"
+        if not isinstance(rows, RaggedRows):
+            out = aligned((len(self._order), *rows.shape[1:]), rows.dtype)
+            return rows.take(self._order, axis=0, out=out, mode="clip")  # with a mode that can raise, `out` is buffered
+        size, count = self.spec.batch_size, len(self._order)
+        array, lengths = rows.padded_batches(self._order, size, column.padding)
+        self._lengths[number] = lengths
+        firsts = np.arange(0, count, size)
+        self._steps[:, 0] += np.add.reduceat(rows.kept(self._order, column.padding), firsts)
+        self._steps[:, 1] += lengths * np.minimum(size, count - firsts)
+        return array
 
     def _stacked(self, columns: ColumnArrays) -> Stack:
         size = self.spec.batch_size
@@ -197,7 +221,13 @@ class Gather:
         stacked = tuple(array[: whole * size].reshape(whole, size, *array.shape[1:]) for array in columns)
         for values in stacked:
             values.flags.writeable = False
-        return Stack(*self.spec.sides(stacked))
+        return Stack(*self.spec.sides(stacked), self._lengths_of(whole) if self.spec.is_open else None)
+
+    def _lengths_of(self, batches: int) -> np.ndarray:
+        """Return `Stack.lengths` of so many mini-batches."""
+        none = np.zeros(batches, np.int32)
+        columns = [none if lengths is None else lengths[:batches] for lengths in self._lengths]
+        return np.stack(self.spec.by_array(columns, none), axis=1).astype(np.int32)
 
 
 class EpochOrder:
@@ -208,12 +238,11 @@ class EpochOrder:
 
     def __init__(self, spec: DataSpec, worker: int, window: int) -> None:
         self._spec = spec
-        self._worker = worker
+        self._worker, self._window = worker, window
         self._buckets = spec.shuffle and any(column.padding.bucket for column in spec.columns if column.is_open)
         size = spec.batch_size
-        most = max(1, GATHER_BYTES // (size * spec.row_bytes))
         #: Mini-batches that are contiguous in memory.
-        self.gathered = most - most % window or most
+        self.gathered = self._batches_of(spec.row_bytes)
         #: Rows of a block of the first epoch, within which rows are shuffled: a multiple of the batch size.
         self.block_rows = (
             size * max(1, min(BLOCK_ROWS, BLOCK_BYTES // spec.row_bytes) // size) if spec.shuffle else size
@@ -230,7 +259,7 @@ class EpochOrder:
                 yield BatchRows(gather, slice(first, min(first + size, rows)), checksum)
             return
         order = row_order(self._spec, self._worker, epoch, rows, block)
-        together = size * (1 if self._spec.is_open else self.gathered)
+        together = size * self._together(columns)
         if self._buckets:
             order = bucketed(order, columns, size)
         for start in range(0, rows, together):
@@ -238,6 +267,23 @@ class EpochOrder:
             end = min(together, rows - start)
             for first in range(0, end, size):
                 yield BatchRows(gather, slice(first, min(first + size, end)), checksum)
+
+    def _batches_of(self, row_bytes: int) -> int:
+        most = max(1, GATHER_BYTES // (self._spec.batch_size * max(1, row_bytes)))
+        return most - most % self._window or most
+
+    def _together(self, columns: ColumnRows) -> int:
+        """Return how many mini-batches are gathered at once, all of which may be as long as the longest row."""
+        if not self._spec.is_open:
+            return self.gathered
+        row_bytes = 0
+        for rows, column in zip(columns, self._spec.columns, strict=True):
+            if isinstance(rows, RaggedRows):
+                longest = column.padding.lengths(rows.lengths.max(initial=0, keepdims=True))[0]
+                row_bytes += longest * math.prod(rows.steps.shape[1:]) * rows.steps.itemsize
+            else:
+                row_bytes += column.row_bytes
+        return self._batches_of(int(row_bytes))
 
 
 def bucketed(order: np.ndarray, columns: ColumnRows, size: int) -> np.ndarray:
@@ -261,10 +307,3 @@ def row_order(spec: DataSpec, worker: int, epoch: int, rows: int, block: int | N
         return np.arange(rows)
     key = (spec.seed, worker, epoch) if block is None else (spec.seed, worker, epoch, block)
     return np.random.default_rng(key).permutation(rows)
-
-
-def _take(array: np.ndarray | RaggedRows, rows: np.ndarray, column: Column) -> np.ndarray:
-    if isinstance(array, RaggedRows):
-        return array.padded(rows, column.padding)
-    out = aligned((len(rows), *array.shape[1:]), array.dtype)
-    return array.take(rows, axis=0, out=out, mode="clip")  # with a mode that can raise, `out` is buffered

@@ -135,29 +135,46 @@ class RaggedRows:
         """Return the steps of these rows alone, without those around a slice."""
         return self.steps[self.offsets[0] : self.offsets[-1]]
 
+    def kept(self, rows: np.ndarray, padding: Padding) -> np.ndarray:
+        """Return how many steps of some rows, by number, ``padding`` keeps."""
+        lengths = self.lengths_of(rows)
+        return lengths if padding.longest is None else np.minimum(lengths, padding.longest)
+
     def padded(self, rows: np.ndarray, padding: Padding) -> np.ndarray:
         """Return some rows, by number, as one aligned array ``(rows, length, *shape of a step)``."""
-        starts, lengths = self.offsets[rows], self.lengths_of(rows)
-        if padding.longest is not None:
-            kept = np.minimum(lengths, padding.longest)
-            starts = starts + (lengths - kept if padding.cut == "pre" else 0)
-            lengths = kept
-        length = padding.length(int(lengths.max(initial=0)))
+        return self.padded_batches(rows, max(1, len(rows)), padding)[0]
+
+    def padded_batches(self, rows: np.ndarray, size: int, padding: Padding) -> tuple[np.ndarray, np.ndarray]:
+        """Return some rows, by number, that are mini-batches of ``size`` rows.
+
+        Returns:
+            An aligned array ``(rows, longest mini-batch, *shape of a step)``, and the length of each mini-batch; what
+            is behind it has no meaning.
+        """
+        kept = self.kept(rows, padding)
+        longest = [int(kept[first : first + size].max(initial=0)) for first in range(0, max(1, len(rows)), size)]
+        lengths = np.array(list(map(padding.length, longest)))
+        length = int(lengths.max())
         step_bytes = math.prod(self.steps.shape[1:]) * self.steps.dtype.itemsize
-        if len(rows) * length * step_bytes > _PADDED_BYTES_MAX:
+        if min(size, len(rows)) * length * step_bytes > _PADDED_BYTES_MAX:
             raise ShapeError(
-                f"{len(rows)} rows must fit into {_PADDED_BYTES_MAX >> 30} GiB once they are padded: "
-                f"`Padding(longest=...)` cuts long rows. Received: a row of {lengths.max()} steps of {step_bytes} bytes"
+                f"{min(size, len(rows))} rows must fit into {_PADDED_BYTES_MAX >> 30} GiB once they are padded: "
+                f"`Padding(longest=...)` cuts long rows. Received: a row of {max(longest)} steps of {step_bytes} bytes"
             )
+        starts = self.offsets[rows] + (self.lengths_of(rows) - kept if padding.cut == "pre" else 0)
         out = aligned((len(rows), length, *self.steps.shape[1:]), self.steps.dtype)
-        if (lengths == length).all():
-            return self.steps.take(starts[:, None] + np.arange(length), axis=0, out=out, mode="clip")
+        if (kept == length).all():
+            if not (starts % length).any():  # whole rows are copied faster than steps
+                whole = self.steps[: len(self.steps) // length * length].reshape(-1, *out.shape[1:])
+                return whole.take(starts // length, axis=0, out=out, mode="clip"), lengths
+            return self.steps.take(starts[:, None] + np.arange(length), axis=0, out=out, mode="clip"), lengths
         out.fill(padding.value or 0)
-        place = np.arange(length)
-        filled = place < lengths[:, None] if padding.side == "post" else place >= length - lengths[:, None]
-        ends = np.cumsum(lengths)
-        out[filled] = self.steps.take(np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1]), axis=0)
-        return out
+        place, ends = np.arange(length), np.repeat(lengths, size)[: len(rows), None]
+        begins = 0 if padding.side == "post" else ends - kept[:, None]
+        filled = (place >= begins) & (place < begins + kept[:, None])
+        before = np.cumsum(kept) - kept
+        out[filled] = self.steps.take(np.repeat(starts - before, kept) + np.arange(kept.sum()), axis=0)
+        return out, lengths
 
     @classmethod
     def concatenated(cls, parts: Sequence[RaggedRows]) -> RaggedRows:

@@ -368,8 +368,9 @@ class BatchSource:
 
     def _batch(self, rows: BatchRows, epoch: int, index: int, last: bool) -> Batch:
         batch = rows.batch(epoch, index, last)
-        self._steps += rows.gather.steps
-        self._padded_steps += rows.gather.padded_steps
+        own, padded = rows.gather.steps(rows.rows)
+        self._steps += own
+        self._padded_steps += padded
         return batch
 
     def _check_checksum(self, epoch: int, index: int, checksum: int, expected: int | None) -> None:

@@ -274,7 +274,7 @@ def spans(batches: Sequence[Batch], *, any_length: bool = False) -> Iterator[tup
     """
     for stack, neighbors in itertools.groupby(batches, key=lambda batch: batch.stack):
         group = list(neighbors)
-        if stack is None:
+        if stack is None or (stack.lengths is not None and not any_length):
             yield from _copies(group, any_length=any_length)
         elif all(batch.place == place for place, batch in enumerate(group, group[0].place)):
             yield stack, group[0].place, len(group)

@@ -466,7 +466,8 @@ def _pieces(group: Sequence[Batch]) -> Iterator[_Piece]:
     """Yield a window's mini-batches in contiguous runs of one stack, and all others one by one."""
     for stack, neighbors in itertools.groupby(group, key=lambda batch: batch.stack):
         run = list(neighbors)
-        if stack is None or any(batch.place != place for place, batch in enumerate(run, run[0].place)):
+        in_order = all(batch.place == place for place, batch in enumerate(run, run[0].place))
+        if stack is None or stack.lengths is not None or not in_order:
             for batch in run:
                 sides = (batch.x, batch.y, flat_weight(batch.weight))
                 x, y, weights = (tuple(array[None] for array in side) for side in sides)

@@ -243,6 +243,43 @@ def test_mini_batches_have_each_row_once_in_each_epoch(
             assert x == [lists(lengths)[row] + [0] * (longest - lengths[row]) for row in y]
 
 
+@given(
+    lengths=LENGTHS,
+    options=st.fixed_dictionaries({"padding": PADDINGS, "window": st.integers(1, 5), "shuffle": st.booleans()}),
+)
+def test_the_mini_batches_of_a_window_share_memory(lengths: list[int], options: dict[str, Any]) -> None:
+    """Each one is as long as if it were padded alone, and a stack has its values up to this length."""
+    padding, window, shuffle = options["padding"], options["window"], options["shuffle"]
+    if options["padding"].bucket and not shuffle:
+        padding = replace(padding, bucket=False)
+    tokens = replace(TOKENS, padding=padding)
+    spec = DataSpec((tokens,), (Column("n", (), "int64"),), batch_size=4, seed=3, shuffle=shuffle)
+    columns = (ragged(lengths), np.arange(len(lengths)))
+    batches = [cut.batch(0, 0, False) for cut in EpochOrder(spec, 1, window).cut(columns, 0, 0)]
+    for batch in batches:
+        alone = columns[0].padded(batch.y[0], padding)
+        np.testing.assert_array_equal(batch.x[0], alone)
+        assert not batch.x[0].flags.writeable
+        assert (batch.stack is None) == (batch.size < 4)
+        if batch.stack is None:
+            continue
+        assert batch.stack.lengths is not None
+        assert batch.stack.lengths[batch.place].tolist() == [alone.shape[1], 0]
+        np.testing.assert_array_equal(batch.stack.x[0][batch.place, :, : alone.shape[1]], alone)
+        assert is_aligned(batch.stack.x[0])
+    stacks = [len(list(group)) for _, group in itertools.groupby(map(id, (b.stack for b in batches if b.stack)))]
+    assert all(count % window == 0 for count in stacks[:-1])
+
+
+def test_few_mini_batches_of_long_rows_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distkeras.data.ordering.GATHER_BYTES", 4 * 20 * 4 * 6)  # six mini-batches of 20 steps
+    columns = (ragged([*[1] * 99, 20]), np.arange(100))
+    cuts = list(EpochOrder(spec_of(), 1, 4).cut(columns, 0, 0))
+    batches = [cut.batch(0, 0, False) for cut in cuts]
+    sizes = [len(list(group)) for _, group in itertools.groupby(id(batch.stack) for batch in batches)]
+    assert sizes == [4, 4, 4, 4, 4, 4, 1]
+
+
 def test_rows_of_like_length_share_a_mini_batch() -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 100, 4 * 64 * 3 + 2)
