@@ -25,7 +25,7 @@ from distkeras.keras_model.variables import assign_without_copy, numpy_value
 from distkeras.private_keras import slots_of
 from distkeras.ps.errors import BadValueError
 from distkeras.ps.protocol.loop import OptimizerState
-from distkeras.ps.protocol.tables import Ids, RowIndex, TableShape, grown, put_rows
+from distkeras.ps.protocol.tables import STATE_BYTES_OF_ROWS, Ids, RowIndex, TableShape, grown, initial_rows, put_rows
 from distkeras.ps.rules.base import all_finite
 from distkeras.ps.worker.tables import Window
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RowValues:
-    """A row of numbers for each id that was ever set; memory grows with their number.
+    """A row of numbers for each id that was set; memory grows with their number.
 
     Args:
         width: elements of a row.
@@ -48,6 +48,8 @@ class RowValues:
         self.initial = np.float32(initial)
         self._index = RowIndex()
         self._values = np.empty((0, width), np.float32)
+        #: A number for each row, which rises with each row that is set.
+        self._set_at, self._next = np.empty(0, np.int64), 0
 
     def __len__(self) -> int:
         return len(self._index)
@@ -93,8 +95,21 @@ class RowValues:
         new = places < 0
         if new.any():
             places[new] = self._index.add(ids[new])
-            self._values = grown(self._values, len(self))
+            self._values, self._set_at = grown(self._values, len(self)), grown(self._set_at, len(self))
         put_rows(self._values, places, values)
+        self._set_at[places] = np.arange(self._next, self._next + len(ids))
+        self._next += len(ids)
+
+    def latest(self, most: int) -> tuple[Ids, np.ndarray]:
+        """Return ids and rows in the order in which they were set; of more than ``most``, those that were set last."""
+        places = np.argsort(self._set_at[: len(self)])[max(0, len(self) - most) :]
+        return self.ids[places], self.values[places]
+
+    def keep(self, most: int) -> None:
+        """Forget all but the ``most`` rows that were set last, and all places."""
+        ids, values = self.latest(most)
+        self._index, self._values, self._set_at = RowIndex(), self._values[:0].copy(), self._set_at[:0].copy()
+        self.set(ids, values)
 
 
 class TableReplica(KerasReplica):
@@ -102,7 +117,9 @@ class TableReplica(KerasReplica):
 
     Its vector has the dense variables, and then the small tables. It retains the optimizer's slots of a row from one
     window to a later one that touches the row again. They are at the end of the optimizer's state that is sent: for
-    each table, the number of touched rows, their ids, and for each row one vector of the table's width per slot.
+    each table, the number of touched rows, their ids, and for each row one vector of the table's width per slot. Of
+    more than a state may have, the rows of a partial table that were touched last are sent. Of a table whose rows come
+    and go, no others are retained either, and a row that has its initial value begins with new slots.
 
     Args:
         model: the small one, built and compiled.
@@ -136,10 +153,12 @@ class TableReplica(KerasReplica):
             return state
         self._retain_slots()
         pieces = [state.content]
-        for retained in self._retained_slots():
-            if not all_finite(retained.values.reshape(-1)):
+        for retained, table in zip(self._retained_slots(), self._tables, strict=True):
+            most = _most_rows(table, retained)
+            ids, values = retained.latest(most) if table.partial else (retained.ids, retained.values)
+            if not all_finite(values.reshape(-1)):
                 return None
-            arrays = np.array([len(retained)], np.int64), retained.ids, retained.values
+            arrays = np.array([len(ids)], np.int64), ids, values
             pieces += [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
         content = np.concatenate(pieces)
         return OptimizerState(self._with_rows(state.layout), content, zlib.crc32(content.data))
@@ -193,13 +212,33 @@ class TableReplica(KerasReplica):
             return
         self._retain_slots()
         self._places_of_current = []
-        for slots, retained, ids in zip(tables, self._retained_slots(), rows, strict=True):
+        for number, (slots, retained, ids) in enumerate(zip(tables, self._retained_slots(), rows, strict=True)):
+            table = self._tables[number]
+            if table.living and len(retained) > (most := _most_rows(table, retained)):
+                retained.keep(most - most // 4)
             values = aligned((slots[0].shape[0], retained.width), np.dtype(np.float32))
-            self._places_of_current.append(retained.get(ids, values[: len(ids)]))
+            places = retained.get(ids, values[: len(ids)])
+            self._places_of_current.append(places)
             values[len(ids) :] = retained.initial
+            if table.living:
+                values[self._that_begin(number, ids, places)] = retained.initial
             for slot, part in zip(slots, np.split(values, len(slots), axis=1), strict=True):
                 assign_without_copy(slot, part)
         self._current = rows
+
+    def _that_begin(self, number: int, ids: Ids, places: np.ndarray) -> np.ndarray:
+        """Return which of the window's rows of a table have their initial values, although they have slots.
+
+        The server has not admitted them, or they have expired or were removed: an earlier life is over.
+        """
+        table = self._tables[number]
+        variable = self._weights.variables[len(self._weights.variables) - len(self._tables) + number]
+        received = numpy_value(variable)[: len(ids)]
+        known = np.flatnonzero(places >= 0)
+        for width in (1, table.width):  # the first number rules out most rows
+            initial = initial_rows(table, ids[known], width)
+            known = known[(received[known, :width] == initial).all(axis=1)]
+        return known
 
     def _retain_slots(self) -> None:
         """Copy the optimizer's slots of the current window's rows to `_retained`."""
@@ -216,6 +255,11 @@ class TableReplica(KerasReplica):
             widths = [len(slots) * table.width for slots, table in zip(self._slots, self._tables, strict=True)]
             self._retained = [RowValues(width, value) for width, value in zip(widths, initial, strict=True)]
         return self._retained
+
+
+def _most_rows(table: TableShape, retained: RowValues) -> int:
+    """Return how many rows of a table's slots a state may have."""
+    return (STATE_BYTES_OF_ROWS - 8) // (8 + 4 * retained.width) if table.partial else len(retained)
 
 
 def _fill(retained: Sequence[RowValues], content: np.ndarray) -> str:

@@ -125,13 +125,13 @@ def spans(dense: int, shapes: Sequence[TableShape]) -> tuple[Span, ...]:
 #: The largest optimizer state: this many vectors of the model's size (float32), and this many bytes more.
 _STATE_VECTORS, _STATE_BYTES = 4, 64 * 1024
 #: The largest part of a state for the rows of one partial table, in bytes; the table may be larger than a disk.
-_STATE_BYTES_OF_ROWS = 256 << 20
+STATE_BYTES_OF_ROWS = 256 << 20
 
 
 def most_state_bytes(size: int, tables: Sequence[TableShape] = ()) -> int:
     """Return the bytes of the largest optimizer state that is kept for a model of ``size`` elements and ``tables``."""
     of_rows = [table.rows * (4 * _STATE_VECTORS * table.width + np.dtype(np.int64).itemsize) for table in tables]
-    most = [min(n, _STATE_BYTES_OF_ROWS) if table.partial else n for n, table in zip(of_rows, tables, strict=True)]
+    most = [min(n, STATE_BYTES_OF_ROWS) if table.partial else n for n, table in zip(of_rows, tables, strict=True)]
     return 4 * _STATE_VECTORS * size + _STATE_BYTES + sum(most)
 
 
@@ -150,19 +150,20 @@ def _mixed(bits: np.ndarray) -> np.ndarray:
     return bits
 
 
-def initial_rows(shape: TableShape, ids: Ids) -> np.ndarray:
-    r"""Return the initial rows ``ids`` of a table, float32 ``(len(ids), width)``.
+def initial_rows(shape: TableShape, ids: Ids, width: int | None = None) -> np.ndarray:
+    r"""Return the initial rows ``ids`` of a table, float32 ``(len(ids), width)``; by default they are whole.
 
     A number depends only on the table's seed, its row and its column, on every machine: with the finalizer
     :math:`m` of SplitMix64 and its step :math:`\gamma`, it is ``scale`` times :math:`2u - 1`, where :math:`u` are the
     first 24 bits of :math:`m(m(m(s) + \gamma (r + 1)) + \gamma (c + 1))` as a fraction.
     """
     assert shape.seed is not None, "only a table with a seed has initial rows"
+    width = shape.width if width is None else width
     if not shape.scale:
-        return np.zeros((len(ids), shape.width), np.float32)
+        return np.zeros((len(ids), width), np.float32)
     seed = _mixed(np.array([shape.seed], np.uint64))
     keys = _mixed(seed + _STEP * (np.asarray(ids).astype(np.uint64) + np.uint64(1)))
-    bits = _mixed(keys[:, None] + _STEP * np.arange(1, shape.width + 1, dtype=np.uint64))
+    bits = _mixed(keys[:, None] + _STEP * np.arange(1, width + 1, dtype=np.uint64))
     fractions = (bits >> np.uint64(40)).astype(np.float32)
     fractions *= np.float32(2.0**-23)
     fractions -= np.float32(1)

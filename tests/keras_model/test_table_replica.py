@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -26,6 +27,7 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.keras_model.table_replica import RowValues, TableReplica
 from distkeras.ps.protocol.loop import OptimizerState
+from distkeras.ps.protocol.tables import initial_rows
 
 on_tensorflow = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the gradients of other backends do not name rows"
@@ -47,6 +49,22 @@ def test_rows_are_kept_by_their_ids(touched: list[list[int]]) -> None:
         values.set(rows, new)
         expected.update(zip(rows.tolist(), new, strict=True))
     assert len(values) == len(expected)
+
+
+@given(windows, st.integers(1, 20))
+def test_of_too_many_rows_those_that_were_set_last_are_kept(touched: list[list[int]], most: int) -> None:
+    values, expected = RowValues(WIDTH, 0.5), dict[int, float]()
+    for number, ids in enumerate(touched):
+        rows = list(dict.fromkeys(ids))  # in any order
+        values.set(np.array(rows, np.int64), np.full((len(rows), WIDTH), number, np.float32))
+        for row in rows:
+            expected.pop(row, None)
+            expected[row] = number
+        if number % 3 == 2:
+            values.keep(most)
+            expected = dict(list(expected.items())[-most:])
+    found, kept = values.latest(most)
+    assert list(zip(found.tolist(), kept[:, 0].tolist(), strict=True)) == list(expected.items())[-most:]
 
 
 def test_memory_grows_with_the_rows_that_were_set() -> None:
@@ -132,3 +150,74 @@ def test_plain_sgd_has_no_state() -> None:
     replica = case.small()
     trained_by_rows(case, batches_of(ids_and_target, 3), replica=replica)
     assert replica.read_optimizer() is None
+
+
+def living_case(**lives: Any) -> CutCase:
+    """Return a case whose only table is partial."""
+    case = CutCase.of(one_table(keras.optimizers.Adagrad(0.5)), window=1)
+    assert case.cut.worker is not None
+    tables = tuple(replace(table, seed=3, scale=0.05, **lives) for table in case.cut.tables)
+    return case._replace(cut=replace(case.cut, worker=replace(case.cut.worker, tables=tables)))
+
+
+def moves(case: CutCase, replica: TableReplica, data: Batch, shift: float = 0.0) -> np.ndarray:
+    """Return how far a window moves its rows, each of which begins at ``shift`` from its initial value."""
+    assert case.cut.worker is not None
+    (table,), window = case.cut.worker.tables, next(case.windows([data], 1))
+    (batch,) = batches_in(window)
+    begin = np.zeros(replica.size, np.float32)
+    begin[: -table.most * table.width] = 0.1
+    rows = begin[-table.most * table.width :].reshape(table.most, table.width)[: len(batch.rows[0])]
+    rows[...] = initial_rows(table, batch.rows[0]) + np.float32(shift)
+    replica.load(begin)
+    replica.train([batch])
+    end = np.empty(replica.size, np.float32)
+    replica.read(end)
+    return (end - begin)[-table.most * table.width :].reshape(table.most, -1)[: len(rows)]
+
+
+@on_tensorflow
+def test_a_row_with_its_initial_value_begins_with_new_slots_if_rows_come_and_go() -> None:
+    (data,) = batches_of(ids_and_target, 1)
+    lasting, living = living_case(), living_case(tracked=True)
+    one, other = lasting.small(), living.small()
+    first = moves(lasting, one, data)
+    np.testing.assert_array_equal(moves(living, other, data), first)
+    again = moves(lasting, one, data)
+    assert (np.abs(again) < np.abs(first)).any()  # accumulators have grown
+    np.testing.assert_array_equal(moves(living, other, data), first)  # such a row was not admitted, or has expired
+    expected = lasting.small()
+    moves(lasting, expected, data)
+    np.testing.assert_array_equal(
+        moves(living, other, data, shift=0.5), moves(lasting, expected, data, shift=0.5)
+    )  # it has moved, so it is live, and its slots are those after the latest window
+
+
+@on_tensorflow
+def test_the_slots_of_the_latest_rows_are_kept_if_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 300
+    monkeypatch.setattr("distkeras.keras_model.table_replica.STATE_BYTES_OF_ROWS", 8 + most * (8 + 4 * 8))
+    memory: list[RowValues] = []
+
+    class Remembered(RowValues):
+        def __init__(self, width: int, initial: float) -> None:
+            super().__init__(width, initial)
+            memory.append(self)
+
+    monkeypatch.setattr("distkeras.keras_model.table_replica.RowValues", Remembered)
+    data = batches_of(ids_and_target, 40)
+    touched = [batches_in(window)[0].rows[0] for window in living_case().windows(data, 1)]
+    latest = list(dict.fromkeys(row for rows in reversed(touched) for row in reversed(rows.tolist())))
+    assert len(latest) > 2 * most
+    for lives, fewest in (({}, len(latest)), ({"tracked": True}, most - most // 4)):
+        case = living_case(**lives)
+        replica = case.small()
+        for batch in data:
+            moves(case, replica, batch, shift=0.5)
+        state = replica.read_optimizer()
+        assert state is not None
+        assert (kept := set(memory[-1].ids.tolist())).issuperset(latest[:fewest])
+        assert len(kept) <= max(fewest, most + len(touched[-1]))
+        successor = case.small()
+        assert successor.load_optimizer(state, batches_in(next(case.windows(data, 1)))[0]) == ""
+        assert set(memory[-1].ids.tolist()) == set(latest[: min(most, len(kept))])
