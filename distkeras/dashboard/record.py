@@ -321,6 +321,8 @@ class CurrentStatus:
         saved_clock: number of commits in the latest snapshot; -1: there is none.
         saved_seconds: seconds since the latest snapshot.
         micro_batch: the latest micro-batch of a stream.
+        tables: of each table whose rows come and go, by name: the rows that are kept, and those that were admitted,
+            have expired and were removed.
     """
 
     state: str = "starting"
@@ -336,6 +338,7 @@ class CurrentStatus:
     saved_clock: int = -1
     saved_seconds: float = math.nan
     micro_batch: MicroBatchProgress | None = None
+    tables: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -551,6 +554,7 @@ class JobRecord:
         entry |= {name: number(getattr(now, name)) for name in numbers}
         progress = now.micro_batch
         entry["micro_batch"] = None if progress is None else asdict(progress) | {"loss": number(progress.loss)}
+        entry["tables"] = dict(now.tables)
         entry["rows"] = number(self.workers.rows(done=now.state == "done"))
         entry["start"] = None if self._sums.origin is None else round(max(0.0, self._sums.origin - self.began), 1)
         failed = self._failed_after

@@ -64,6 +64,7 @@ class JobWatch(Callback):
         self._seen = self._evaluations = 0
         self._outcome: JobOutcome | None = None
         self._found: list[Evaluation] = []
+        self._living: tuple[str, ...] = ()
         self._rates: deque[tuple[float, int]] = deque()
         self._first: tuple[float, float] | None = None
         self._next_look = -math.inf
@@ -77,7 +78,7 @@ class JobWatch(Callback):
     def on_begin(self, setup: TrainingSetup) -> None:
         """Begin the journal of a new job."""
         assert setup.facts is not None, "a trainer gives them"
-        self._outcome, self._found = setup.outcome, []
+        self._outcome, self._found, self._living = setup.outcome, [], setup.living
         self._begin(setup.facts, setup.metrics, setup.events, time.time())
 
     def take(self, outcome: JobOutcome) -> None:
@@ -180,7 +181,9 @@ class JobWatch(Callback):
         if self._first is not None and status.epochs > self._first[1] and not record.facts.stream:
             passed = (status.epochs - self._first[1]) / (now - self._first[0])
             status_now = replace(status_now, left=max(0.0, record.facts.epochs - status.epochs) / passed)
-        record.now = replace(status_now, micro_batch=record.now.micro_batch)
+        counts = [list(map(int, row)) for row in status.tables.tolist()]
+        tables = dict(zip(self._living, counts, strict=False))  # none before the center
+        record.now = replace(status_now, micro_batch=record.now.micro_batch, tables=tables)
         record.set_micro_batch(context.micro_batch)
 
     def _take_evaluations(self, record: JobRecord) -> None:

@@ -186,6 +186,13 @@ def test_a_printed_page_has_all_charts_in_light_colors(show: Callable[..., Any],
     assert len(re.findall(rb"/Type\s*/Page\b", pages)) in range(2, 7)
 
 
+def test_tiles_have_the_rows_of_tables(show: Callable[..., Any]) -> None:
+    page = show(begun(12, tables={"users": [1200, 2000, 700, 100], "items": [3, 3, 0, 0]}))
+    tiles = page.locator(".tiles > div").all_inner_texts()
+    assert "Rows of users\n1,200\n2,000 admitted, 700 expired, 100 removed" in tiles
+    assert "Rows of items\n3\n3 admitted, 0 expired, 0 removed" in tiles
+
+
 def test_the_words_of_the_page_have_tooltips(show: Callable[..., Any]) -> None:
     job = RecordedJob(3, seconds=30.0)
     job.facts = replace(job.facts, stream=True)

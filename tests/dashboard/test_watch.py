@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,17 @@ def test_a_running_job_is_shown(tmp_path: Path) -> None:
     assert more[-1]["workers"]["retries"] == [1]
     assert more[-1]["evaluations"][0][1:] == [12, "Mine", {"loss": 0.5}]
     assert [row[2:] for row in more[-1]["events"]] == [["takeover", 1, 3, "attempt 3 took partition 1 over"]]
+
+
+def test_rows_that_come_and_go_are_shown() -> None:
+    watch = JobWatch()
+    watch.on_begin(replace(setup(), living=("users",)))
+    with Running(make("downpour")) as running:
+        status = replace(running.driver.observe(-1, 0.0), tables=np.array([[5.0, 9.0, 3.0, 1.0]]))
+        nothing: Any = None
+        link = JobLink(lambda call: call(running.driver), [])
+        watch.on_center(CallbackContext(status, 1.0, nothing, nothing, nothing, link=link))
+    assert [message["now"]["tables"] for message in journal_messages(watch)] == [{}, {"users": [5, 9, 3, 1]}]
 
 
 def test_after_a_restart_from_an_older_snapshot_the_whole_job_is_sent(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ class JobView {
       [label, amount(value), note],
       label !== "Training loss" && ["Training loss", amount(job.latestMean()), job.over ? "latest mean" : "mean of recent commits"],
       ...(job.facts.stream ? this.streamTiles(now.micro_batch) : []),
+      ...Object.entries(now.tables || {}).map(([name, [kept, admitted, expired, removed]]) => [`Rows of ${name}`, amount(kept), `${amount(admitted)} admitted, ${amount(expired)} expired, ${amount(removed)} removed`]),
       rate,
       ["Commits", amount(now.commits), `of ${many(now.samples, "sample")}`],
       !job.over && ["Workers", this.alive(), "that train"],
