@@ -163,17 +163,13 @@ class RaggedRows:
             )
         starts = self.offsets[rows] + (self.lengths_of(rows) - kept if padding.cut == "pre" else 0)
         out = aligned((len(rows), length, *self.steps.shape[1:]), self.steps.dtype)
-        if (kept == length).all():
-            if not (starts % length).any():  # whole rows are copied faster than steps
-                whole = self.steps[: len(self.steps) // length * length].reshape(-1, *out.shape[1:])
-                return whole.take(starts // length, axis=0, out=out, mode="clip"), lengths
-            return self.steps.take(starts[:, None] + np.arange(length), axis=0, out=out, mode="clip"), lengths
+        if (kept == length).all() and not (starts % length).any():  # rows of one length, which are copied together
+            whole = self.steps[: len(self.steps) // length * length].reshape(-1, *out.shape[1:])
+            return whole.take(starts // length, axis=0, out=out, mode="clip"), lengths
         out.fill(padding.value or 0)
-        place, ends = np.arange(length), np.repeat(lengths, size)[: len(rows), None]
-        begins = 0 if padding.side == "post" else ends - kept[:, None]
-        filled = (place >= begins) & (place < begins + kept[:, None])
-        before = np.cumsum(kept) - kept
-        out[filled] = self.steps.take(np.repeat(starts - before, kept) + np.arange(kept.sum()), axis=0)
+        first = (np.repeat(lengths, size)[: len(rows)] - kept) * (padding.side == "pre")
+        for row, start, at, steps in zip(out, starts.tolist(), first.tolist(), kept.tolist(), strict=True):
+            row[at : at + steps] = self.steps[start : start + steps]
         return out, lengths
 
     @classmethod
