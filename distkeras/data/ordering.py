@@ -259,31 +259,52 @@ class EpochOrder:
                 yield BatchRows(gather, slice(first, min(first + size, rows)), checksum)
             return
         order = row_order(self._spec, self._worker, epoch, rows, block)
-        together = size * self._together(columns)
         if self._buckets:
             order = bucketed(order, columns, size)
-        for start in range(0, rows, together):
-            gather = Gather(self._spec, columns, order[start : start + together])
-            end = min(together, rows - start)
-            for first in range(0, end, size):
-                yield BatchRows(gather, slice(first, min(first + size, end)), checksum)
+        for start, end in self._runs(order, columns):
+            gather = Gather(self._spec, columns, order[start:end])
+            for first in range(0, end - start, size):
+                yield BatchRows(gather, slice(first, min(first + size, end - start)), checksum)
+
+    def _runs(self, order: np.ndarray, columns: ColumnRows) -> Iterator[tuple[int, int]]:
+        """Yield the first row and the end of the mini-batches that are gathered at once.
+
+        Those of rows of any length have the length of the longest one in memory, which may at most double it.
+        """
+        size, rows = self._spec.batch_size, len(order)
+        if not self._spec.is_open:
+            for start in range(0, rows, size * self.gathered):
+                yield start, min(start + size * self.gathered, rows)
+            return
+        row_bytes = self._padded_row_bytes(order, columns)
+        first = 0
+        while first < len(row_bytes):
+            ahead = row_bytes[first : first + self._batches_of(int(row_bytes[first]))]
+            most = self._batches_of(int(ahead.max()))
+            if first % self._window:  # windows are in one piece where possible
+                most = min(most, self._window - first % self._window)
+            longest, own = np.maximum.accumulate(ahead[:most]), np.cumsum(ahead[:most])
+            wasteful = np.flatnonzero(longest * np.arange(1, len(own) + 1) > 2 * own)
+            end = first + (int(wasteful[0]) if len(wasteful) else len(own))
+            yield first * size, min(end * size, rows)
+            first = end
+
+    def _padded_row_bytes(self, order: np.ndarray, columns: ColumnRows) -> np.ndarray:
+        """Return for each mini-batch the bytes of a row with its padding."""
+        firsts = np.arange(0, len(order), self._spec.batch_size)
+        row_bytes = np.zeros(len(firsts), np.int64)
+        for rows, column in zip(columns, self._spec.columns, strict=True):
+            if isinstance(rows, RaggedRows):
+                longest = np.maximum.reduceat(rows.kept(order, column.padding), firsts)
+                step_bytes = math.prod(rows.steps.shape[1:]) * rows.steps.itemsize
+                row_bytes += column.padding.lengths(longest) * step_bytes
+            else:
+                row_bytes += column.row_bytes
+        return row_bytes
 
     def _batches_of(self, row_bytes: int) -> int:
         most = max(1, GATHER_BYTES // (self._spec.batch_size * max(1, row_bytes)))
         return most - most % self._window or most
-
-    def _together(self, columns: ColumnRows) -> int:
-        """Return how many mini-batches are gathered at once, all of which may be as long as the longest row."""
-        if not self._spec.is_open:
-            return self.gathered
-        row_bytes = 0
-        for rows, column in zip(columns, self._spec.columns, strict=True):
-            if isinstance(rows, RaggedRows):
-                longest = column.padding.lengths(rows.lengths.max(initial=0, keepdims=True))[0]
-                row_bytes += longest * math.prod(rows.steps.shape[1:]) * rows.steps.itemsize
-            else:
-                row_bytes += column.row_bytes
-        return self._batches_of(int(row_bytes))
 
 
 def bucketed(order: np.ndarray, columns: ColumnRows, size: int) -> np.ndarray:

@@ -272,9 +272,15 @@ def spans(batches: Sequence[Batch], *, any_length: bool = False) -> Iterator[tup
 
     ``any_length``: mini-batches that differ in the length of their rows may share a stack, which then has `lengths`.
     """
-    for stack, neighbors in itertools.groupby(batches, key=lambda batch: batch.stack):
+    shared = batches[0].stack if any_length and all(batch.stack is batches[0].stack for batch in batches) else None
+
+    def usable(batch: Batch) -> Stack | None:
+        stack = batch.stack
+        return stack if stack is None or stack.lengths is None or stack is shared else None
+
+    for stack, neighbors in itertools.groupby(batches, key=usable):
         group = list(neighbors)
-        if stack is None or (stack.lengths is not None and not any_length):
+        if stack is None:
             yield from _copies(group, any_length=any_length)
         elif all(batch.place == place for place, batch in enumerate(group, group[0].place)):
             yield stack, group[0].place, len(group)

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from distkeras.keras_model.tables import RowModel
 
 
+#: The largest memory of an index for a row.
+_INDEX_BYTES = 128
+
+
 class RowValues:
     """A row of numbers for each id that was set; memory grows with their number.
 
@@ -72,7 +76,7 @@ class RowValues:
     @property
     def nbytes(self) -> int:
         """Return the bytes of its memory."""
-        return self._index.nbytes + self._values.nbytes
+        return self._index.nbytes + self._values.nbytes + self._set_at.nbytes
 
     def get(self, ids: Ids, out: np.ndarray) -> np.ndarray:
         """Fill ``out``, float32 ``(len(ids), width)``, with the rows of ``ids``.
@@ -134,6 +138,13 @@ class TableReplica(KerasReplica):
         self._current: tuple[Ids, ...] | None = None
         #: For each table, the places of the current rows in `_retained`; -1 for new rows.
         self._places_of_current: list[np.ndarray] = []
+        #: Whether rows were received since the current window was entered.
+        self._received = False
+
+    def load(self, vector: np.ndarray) -> None:
+        """Set the weights, also those of a window that is computed again; see `KerasReplica.load`."""
+        super().load(vector)
+        self._received = True
 
     def train(self, batches: Sequence[RowBatch]) -> np.ndarray:  # type: ignore[override]  # of windows with rows
         """Take one optimizer step per mini-batch, in order; see `KerasReplica.train`."""
@@ -154,8 +165,9 @@ class TableReplica(KerasReplica):
         self._retain_slots()
         pieces = [state.content]
         for retained, table in zip(self._retained_slots(), self._tables, strict=True):
-            most = _most_rows(table, retained)
-            ids, values = retained.latest(most) if table.partial else (retained.ids, retained.values)
+            ids, values = retained.ids, retained.values
+            if table.partial:
+                ids, values = retained.latest(_most_rows(table, retained.width))
             if not all_finite(values.reshape(-1)):
                 return None
             arrays = np.array([len(ids)], np.int64), ids, values
@@ -208,13 +220,13 @@ class TableReplica(KerasReplica):
     def _enter(self, rows: tuple[Ids, ...]) -> None:
         """Retain the slots of the previous window's rows, and load those of ``rows`` into the optimizer."""
         tables = self._slots
-        if not tables or rows is self._current:
+        if not tables or (rows is self._current and not self._received):
             return
         self._retain_slots()
         self._places_of_current = []
         for number, (slots, retained, ids) in enumerate(zip(tables, self._retained_slots(), rows, strict=True)):
             table = self._tables[number]
-            if table.living and len(retained) > (most := _most_rows(table, retained)):
+            if table.living and len(retained) > (most := _most_rows(table, retained.width)):
                 retained.keep(most - most // 4)
             values = aligned((slots[0].shape[0], retained.width), np.dtype(np.float32))
             places = retained.get(ids, values[: len(ids)])
@@ -224,7 +236,7 @@ class TableReplica(KerasReplica):
                 values[self._that_begin(number, ids, places)] = retained.initial
             for slot, part in zip(slots, np.split(values, len(slots), axis=1), strict=True):
                 assign_without_copy(slot, part)
-        self._current = rows
+        self._current, self._received = rows, False
 
     def _that_begin(self, number: int, ids: Ids, places: np.ndarray) -> np.ndarray:
         """Return which of the window's rows of a table have their initial values, although they have slots.
@@ -257,9 +269,10 @@ class TableReplica(KerasReplica):
         return self._retained
 
 
-def _most_rows(table: TableShape, retained: RowValues) -> int:
-    """Return how many rows of a table's slots a state may have."""
-    return (STATE_BYTES_OF_ROWS - 8) // (8 + 4 * retained.width) if table.partial else len(retained)
+def _most_rows(table: TableShape, width: int) -> int:
+    """Return how many rows of slots are sent of a partial table, and kept of one whose rows come and go."""
+    sent = 8 + 4 * width
+    return (STATE_BYTES_OF_ROWS - 8) // (2 * (sent + 8) + _INDEX_BYTES if table.living else sent)
 
 
 def _fill(retained: Sequence[RowValues], content: np.ndarray) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from distkeras.data.model_columns import example
 from distkeras.data.ordering import EpochOrder
 from distkeras.data.padding import compiles_each_length, with_padding
 from distkeras.data.rows import RaggedRows
-from distkeras.keras_model.compiled_steps import model_inputs
+from distkeras.keras_model.compiled_steps import model_inputs, spans
 from distkeras.keras_model.replica import KerasReplica
 
 IDS, CLASSES = 20, 3
@@ -173,6 +174,20 @@ def test_steps_are_keras_own_on_the_same_mini_batches(build: Callable[[], tuple[
     np.testing.assert_allclose(losses, np.array(expected, np.float64).reshape(len(batches), -1)[:, 0], rtol, atol)
     for found, known in zip(one.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(found, known, rtol=rtol, atol=atol)
+
+
+def test_a_window_is_one_call() -> None:
+    """Its mini-batches share memory, or are copied together."""
+    spec = DataSpec((TOKENS,), (CLASS,), batch_size=8)
+    rng = np.random.default_rng(0)
+    for lengths, shares in ((np.full(80, 7), True), (np.where(np.arange(80) == 40, 5000, 7), False)):
+        columns = tuple(rows_of(column, lengths, rng) for column in spec.columns)
+        batches = [cut.batch(0, number, False) for number, cut in enumerate(EpochOrder(spec, 0, 10).cut(columns, 0, 0))]
+        ((stack, first, count),) = spans(batches, any_length=True)
+        assert (first, count) == (0, 10)
+        assert (stack is batches[0].stack) == shares
+        assert sum(count for _, _, count in spans(batches)) == 10
+        assert len(list(spans(batches))) == len(list(itertools.groupby(batch.x[0].shape for batch in batches)))
 
 
 class Traced(keras.Model):

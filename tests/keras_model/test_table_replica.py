@@ -28,6 +28,7 @@ from distkeras.keras_model.optimizers import optimizer_of
 from distkeras.keras_model.table_replica import RowValues, TableReplica
 from distkeras.ps.protocol.loop import OptimizerState
 from distkeras.ps.protocol.tables import initial_rows
+from distkeras.ps.worker.tables import Window
 
 on_tensorflow = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the gradients of other backends do not name rows"
@@ -160,10 +161,12 @@ def living_case(**lives: Any) -> CutCase:
     return case._replace(cut=replace(case.cut, worker=replace(case.cut.worker, tables=tables)))
 
 
-def moves(case: CutCase, replica: TableReplica, data: Batch, shift: float = 0.0) -> np.ndarray:
+def moves(
+    case: CutCase, replica: TableReplica, data: Batch, shift: float = 0.0, window: Window | None = None
+) -> np.ndarray:
     """Return how far a window moves its rows, each of which begins at ``shift`` from its initial value."""
     assert case.cut.worker is not None
-    (table,), window = case.cut.worker.tables, next(case.windows([data], 1))
+    (table,), window = case.cut.worker.tables, window or next(case.windows([data], 1))
     (batch,) = batches_in(window)
     begin = np.zeros(replica.size, np.float32)
     begin[: -table.most * table.width] = 0.1
@@ -196,7 +199,6 @@ def test_a_row_with_its_initial_value_begins_with_new_slots_if_rows_come_and_go(
 @on_tensorflow
 def test_the_slots_of_the_latest_rows_are_kept_if_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 300
-    monkeypatch.setattr("distkeras.keras_model.table_replica.STATE_BYTES_OF_ROWS", 8 + most * (8 + 4 * 8))
     memory: list[RowValues] = []
 
     class Remembered(RowValues):
@@ -209,7 +211,12 @@ def test_the_slots_of_the_latest_rows_are_kept_if_rows_come_and_go(monkeypatch: 
     touched = [batches_in(window)[0].rows[0] for window in living_case().windows(data, 1)]
     latest = list(dict.fromkeys(row for rows in reversed(touched) for row in reversed(rows.tolist())))
     assert len(latest) > 2 * most
-    for lives, fewest in (({}, len(latest)), ({"tracked": True}, most - most // 4)):
+    sent = 8 + 4 * 8
+    for lives, fewest, bytes_of_row in (
+        ({}, len(latest), sent),
+        ({"tracked": True}, most - most // 4, 2 * (sent + 8) + 128),
+    ):
+        monkeypatch.setattr("distkeras.keras_model.table_replica.STATE_BYTES_OF_ROWS", 8 + most * bytes_of_row)
         case = living_case(**lives)
         replica = case.small()
         for batch in data:
@@ -218,6 +225,18 @@ def test_the_slots_of_the_latest_rows_are_kept_if_rows_come_and_go(monkeypatch: 
         assert state is not None
         assert (kept := set(memory[-1].ids.tolist())).issuperset(latest[:fewest])
         assert len(kept) <= max(fewest, most + len(touched[-1]))
+        assert memory[-1].nbytes < 8 + max(len(kept), 1024) * bytes_of_row + 40_000 or not lives
         successor = case.small()
         assert successor.load_optimizer(state, batches_in(next(case.windows(data, 1)))[0]) == ""
         assert set(memory[-1].ids.tolist()) == set(latest[: min(most, len(kept))])
+
+
+@on_tensorflow
+def test_a_window_that_is_computed_again_begins_with_the_rows_that_it_then_receives() -> None:
+    case, (data,) = living_case(tracked=True), batches_of(ids_and_target, 1)
+    window, replica, fresh = next(case.windows([data], 1)), case.small(), case.small()
+    first = moves(case, replica, data, window=window)
+    np.testing.assert_array_equal(moves(case, replica, data, window=window), first)  # all rows have expired meanwhile
+    moves(case, fresh, data)
+    expected = moves(case, fresh, data, shift=0.5)
+    np.testing.assert_array_equal(moves(case, replica, data, shift=0.5, window=window), expected)
