@@ -243,30 +243,32 @@ def test_mini_batches_have_each_row_once_in_each_epoch(
             assert x == [lists(lengths)[row] + [0] * (longest - lengths[row]) for row in y]
 
 
-@given(
-    lengths=LENGTHS,
-    options=st.fixed_dictionaries({"padding": PADDINGS, "window": st.integers(1, 5), "shuffle": st.booleans()}),
-)
-def test_the_mini_batches_of_a_window_share_memory(lengths: list[int], options: dict[str, Any]) -> None:
+@given(LENGTHS, PADDINGS, st.integers(1, 5), st.booleans(), st.booleans())
+def test_the_mini_batches_of_a_window_share_memory(
+    lengths: list[int], padding: Padding, window: int, shuffle: bool, bucket: bool
+) -> None:
     """Each one is as long as if it were padded alone, and a stack has its values up to this length."""
-    padding, window, shuffle = options["padding"], options["window"], options["shuffle"]
-    if options["padding"].bucket and not shuffle:
-        padding = replace(padding, bucket=False)
-    tokens = replace(TOKENS, padding=padding)
-    spec = DataSpec((tokens,), (Column("n", (), "int64"),), batch_size=4, seed=3, shuffle=shuffle)
-    columns = (ragged(lengths), np.arange(len(lengths)))
-    batches = [cut.batch(0, 0, False) for cut in EpochOrder(spec, 1, window).cut(columns, 0, 0)]
+    features = (replace(TOKENS, padding=replace(padding, bucket=bucket and shuffle)), PAIRS)
+    spec = DataSpec(features, (Column("n", (), "int64"),), batch_size=4, seed=3, shuffle=shuffle)
+    rows = ragged(lengths), ragged(lengths[::-1], 2)
+    batches = [
+        cut.batch(0, 0, False) for cut in EpochOrder(spec, 1, window).cut((*rows, np.arange(len(lengths))), 0, 0)
+    ]
     for batch in batches:
-        alone = columns[0].padded(batch.y[0], padding)
-        np.testing.assert_array_equal(batch.x[0], alone)
-        assert not batch.x[0].flags.writeable
         assert (batch.stack is None) == (batch.size < 4)
-        if batch.stack is None:
-            continue
-        assert batch.stack.lengths is not None
-        assert batch.stack.lengths[batch.place].tolist() == [alone.shape[1], 0]
-        np.testing.assert_array_equal(batch.stack.x[0][batch.place, :, : alone.shape[1]], alone)
-        assert is_aligned(batch.stack.x[0])
+        for number, (column, array) in enumerate(zip(features, batch.x, strict=True)):
+            alone = rows[number].padded(batch.y[0], column.padding)
+            np.testing.assert_array_equal(array, alone)
+            assert not array.flags.writeable
+            if batch.stack is None:
+                continue
+            assert batch.stack.lengths is not None
+            assert batch.stack.lengths[batch.place, number] == alone.shape[1]
+            np.testing.assert_array_equal(batch.stack.x[number][batch.place, :, : alone.shape[1]], alone)
+            assert is_aligned(batch.stack.x[number])
+        if batch.stack is not None:
+            assert batch.stack.lengths is not None
+            assert batch.stack.lengths[batch.place, 2] == 0  # the label
 
 
 def test_few_mini_batches_of_long_rows_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
