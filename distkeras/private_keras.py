@@ -99,8 +99,8 @@ def calls_of(operation: Any) -> list[Any]:
 
 
 def nodes_of(functional: Any) -> list[Any]:
-    """Return the nodes of the calls within a functional model."""
-    return [node for nodes in functional._nodes_by_depth.values() for node in nodes]
+    """Return the nodes of the calls within a functional model, each after those whose outputs it takes."""
+    return [node for _, nodes in sorted(functional._nodes_by_depth.items(), reverse=True) for node in nodes]
 
 
 def maker_of(tensor: Any) -> Any:
@@ -120,9 +120,10 @@ def nodes_removed(operations: Iterable[Any]) -> Iterator[None]:
             part._inbound_nodes[:], part._outbound_nodes[:] = inbound, outbound
 
 
-def called_with(functional: Any, inputs: Sequence[Any], operation: Callable[[Any], Any]) -> Any:
-    """Return a functional model's outputs for ``inputs``; ``operation`` returns what is called for each operation."""
-    return functional._run_through_graph(inputs, operation_fn=operation)
+def call_again(node: Any, operation: Callable[..., Any], tensors: Mapping[int, Any]) -> Any:
+    """Return what ``operation`` returns for a node's arguments, with other tensors, by the identity of the node's."""
+    args, kwargs = node.arguments.fill_in(tensors)
+    return operation(*args, **kwargs)
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:

@@ -7,18 +7,25 @@ files; the rest of the model is built without the tables. The result is that of 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distkeras.keras_model.archive import CustomObjects, from_bytes, part_to_bytes
-from distkeras.keras_model.model_graph import functional_of, users_of
+from distkeras.keras_model.model_graph import (
+    Division,
+    IdSource,
+    TableCall,
+    calls_within,
+    functional_of,
+    unwrapped,
+    users_of,
+)
 from distkeras.keras_model.stored_rows import StoredRows, require_ids, sorted_files
 from distkeras.keras_model.variables import is_wide
-from distkeras.private_keras import maker_of, nodes_of
 from distkeras.ps.protocol.tables import TableShape
 
 if TYPE_CHECKING:
@@ -31,20 +38,12 @@ FILE_BYTES_MIN = 4 << 20
 
 
 @dataclass(frozen=True)
-class TableCall:
-    """One call of an Embedding.
-
-    Args:
-        table: the number of its table.
-        layer: the layer's name, for error texts.
-        inputs: the numbers of the model's inputs that the ids are computed from.
-        output: the number of the ids among the outputs of the model that computes them; None: they are an input.
-    """
+class MappedCall:
+    """One call of an Embedding: the number of its table, the layer's name for error texts, and where its ids are."""
 
     table: int
     layer: str
-    inputs: tuple[int, ...]
-    output: int | None
+    ids: IdSource
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class ModelParts:
     """A model without its wide tables.
 
     Args:
-        rest: archive of the model of the embedded values, one input for each call, and then of the ``inputs``.
+        rest: archive of the model of the ``inputs``, and then of the vectors of each call.
         inputs: the numbers of the whole model's inputs that the rest needs.
         ids: archive of the model that computes ids; empty if they are all inputs.
         id_inputs: the numbers of the whole model's inputs that the model of ``ids`` needs.
@@ -63,14 +62,8 @@ class ModelParts:
     inputs: tuple[int, ...]
     ids: bytes
     id_inputs: tuple[int, ...]
-    calls: tuple[TableCall, ...]
+    calls: tuple[MappedCall, ...]
     tables: tuple[TableShape | None, ...]
-
-
-class _Call(NamedTuple):
-    layer: Any
-    ids: Any
-    embedded: Any
 
 
 def has_wide_tables(model: keras.Model) -> bool:
@@ -95,31 +88,25 @@ def split_tables(
     """
     import keras
 
-    functional, calls = functional_of(model), _calls(model)
+    calls = _calls(model)
+    division = Division(functional_of(model), calls)
     layers = list({id(call.layer): call.layer for call in calls}.values())
-    inputs = [id(tensor) for tensor in functional.inputs]
-
-    def numbers(tensors: Iterable[Any], stops: Iterable[Any] = ()) -> tuple[int, ...]:
-        needed = _needed(tensors, stops)
-        return tuple(number for number, key in enumerate(inputs) if key in needed)
-
-    computed = list({id(call.ids): call.ids for call in calls if id(call.ids) not in inputs}.values())
-    places = {id(tensor): place for place, tensor in enumerate(computed)}
-    table_calls = tuple(
-        TableCall(layers.index(call.layer), call.layer.name, numbers([call.ids]), places.get(id(call.ids)))
-        for call in calls
+    sources, (ids, id_inputs) = division.sources(), division.before()
+    vectors = [keras.Input(batch_shape=call.vectors.shape, dtype=call.vectors.dtype) for call in calls]
+    rest = keras.Model(unwrapped([*division.kept_inputs(), *vectors]), division.behind(vectors))
+    parts = ModelParts(
+        part_to_bytes(rest, objects),
+        division.kept,
+        b"" if ids is None else part_to_bytes(ids, objects),
+        id_inputs,
+        tuple(
+            MappedCall(layers.index(call.layer), call.layer.name, sources[division.number_of(call.ids)])
+            for call in calls
+        ),
+        tuple(layer.table() if is_wide(layer) else None for layer in layers),
     )
-    embedded = [call.embedded for call in calls]
-    kept, of_ids = numbers(functional.outputs, embedded), numbers(computed)
-    tables = [layer if _is_wide(layer) else np.array(keras.ops.convert_to_numpy(layer.embeddings)) for layer in layers]
-    shapes = tuple(layer.table() if _is_wide(layer) else None for layer in layers)
-    ids = b""
-    if computed:
-        numbered = keras.Model(_unwrapped([functional.inputs[number] for number in of_ids]), computed)
-        ids = part_to_bytes(numbered, objects)
-    outputs = functional.output  # with the names of outputs
-    rest = keras.Model(_unwrapped([*embedded, *(functional.inputs[number] for number in kept)]), outputs)
-    return ModelParts(part_to_bytes(rest, objects), kept, ids, of_ids, table_calls, shapes), tables
+    tables = [layer if is_wide(layer) else np.array(keras.ops.convert_to_numpy(layer.embeddings)) for layer in layers]
+    return parts, tables
 
 
 def save_tables(tables: Sequence[np.ndarray | WideEmbedding], folder: Path) -> list[Path]:
@@ -138,30 +125,22 @@ def save_tables(tables: Sequence[np.ndarray | WideEmbedding], folder: Path) -> l
     return files
 
 
-def _calls(model: Any) -> list[_Call]:
+def _calls(model: Any) -> list[TableCall]:
     """Return the calls of the Embeddings whose tables can stay in files."""
     import keras
 
     functional = functional_of(model)
     if functional is None:
         return []
-    outputs = {id(tensor) for tensor in functional.outputs}
-    wide = [
-        layer
-        for layer in functional.layers
-        if _is_wide(layer)
-        or (type(layer) is keras.layers.Embedding and _is_plain(layer) and not users_of(model, layer))
-    ]
-    calls: dict[int, list[_Call]] = {id(layer): [] for layer in wide}
-    for node in nodes_of(functional):
-        if id(node.operation) in calls:
-            calls[id(node.operation)].append(_Call(node.operation, node.input_tensors[0], node.output_tensors[0]))
-    return [
-        call
-        for layer in wide
-        if not any(id(call.embedded) in outputs for call in calls[id(layer)])
-        for call in calls[id(layer)]
-    ]
+    outputs, calls = {id(tensor) for tensor in functional.outputs}, list[TableCall]()
+    for layer in functional.layers:
+        plain = type(layer) is keras.layers.Embedding and _is_plain(layer) and not users_of(model, layer)
+        if plain or _is_wide(layer):
+            nodes = calls_within(functional, layer)
+            of_layer = [TableCall(layer, node.input_tensors[0], node.output_tensors[0]) for node in nodes]
+            # An output has the name of its layer.
+            calls += [] if any(id(call.vectors) in outputs for call in of_layer) else of_layer
+    return calls
 
 
 def _is_wide(layer: Any) -> bool:
@@ -177,22 +156,6 @@ def _is_plain(layer: Any) -> bool:
     return plain and 4 * layer.input_dim * layer.output_dim >= FILE_BYTES_MIN
 
 
-def _needed(tensors: Iterable[Any], stops: Iterable[Any]) -> set[int]:
-    """Return the identities of ``tensors`` and of all tensors that they are computed from, up to ``stops``."""
-    needed, pending, ends = set[int](), list(tensors), {id(tensor) for tensor in stops}
-    while pending:
-        tensor = pending.pop()
-        if id(tensor) in needed or id(tensor) in ends:
-            continue
-        needed.add(id(tensor))
-        pending += maker_of(tensor).input_tensors
-    return needed
-
-
-def _unwrapped(values: Sequence[Any]) -> Any:
-    return values[0] if len(values) == 1 else list(values)
-
-
 class MappedModel:
     """A model that predicts with rows of tables in files.
 
@@ -203,7 +166,7 @@ class MappedModel:
         build: returns a model from the archive of the rest, such as a compiled one; None: not compiled.
 
     Attributes:
-        rest: the model of the embedded values and of the inputs that are not ids.
+        rest: the model of the inputs that are not ids, and of the vectors of each call.
     """
 
     def __init__(
@@ -227,7 +190,7 @@ class MappedModel:
         """Return each output for the inputs, ``(n, …)``; raise BadValueError if an id is not a row of its table."""
         import keras
 
-        predicted = self.rest.predict_on_batch(_unwrapped(self.rest_inputs(inputs)))
+        predicted = self.rest.predict_on_batch(unwrapped(self.rest_inputs(inputs)))
         return [np.asarray(output) for output in keras.tree.flatten(predicted)]
 
     def rest_inputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -237,12 +200,13 @@ class MappedModel:
         computed: list[Any] = []
         if self._ids is not None:
             own = [inputs[number] for number in self._parts.id_inputs]
-            computed = keras.tree.flatten(self._ids.predict_on_batch(_unwrapped(own)))
-        return list(self._embedded(inputs, computed)) + [inputs[number] for number in self._parts.inputs]
+            computed = keras.tree.flatten(self._ids.predict_on_batch(unwrapped(own)))
+        return [inputs[number] for number in self._parts.inputs] + list(self._vectors(inputs, computed))
 
-    def _embedded(self, inputs: Sequence[np.ndarray], computed: Sequence[Any]) -> Iterator[np.ndarray]:
+    def _vectors(self, inputs: Sequence[np.ndarray], computed: Sequence[Any]) -> Iterator[np.ndarray]:
         for call in self._parts.calls:
-            ids = inputs[call.inputs[0]] if call.output is None else np.asarray(computed[call.output])
+            source = call.ids
+            ids = inputs[source.inputs[0]] if source.output is None else np.asarray(computed[source.output])
             table = self._tables[call.table]
             if isinstance(table, StoredRows):
                 yield table.take(ids, column=self._columns_of(call))
@@ -253,5 +217,5 @@ class MappedModel:
             require_ids(call.layer, ids, -len(table), len(table), self._columns_of(call))
             yield np.take(table, ids, axis=0)
 
-    def _columns_of(self, call: TableCall) -> str:
-        return ", ".join(self._columns[number] for number in call.inputs)
+    def _columns_of(self, call: MappedCall) -> str:
+        return ", ".join(self._columns[number] for number in call.ids.inputs)

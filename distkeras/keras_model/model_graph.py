@@ -1,22 +1,27 @@
-"""A functional model's configuration as a graph, its sub-models, and the models nested in it."""
+"""A functional model as a graph of symbolic tensors: the calls of its tables, and the parts before and behind them.
+
+Training by rows and prediction with tables in files divide a model in the same way. All parts share its layers.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distkeras.private_keras import (
     all_layers,
-    called_with,
+    call_again,
+    calls_of,
     created_variables,
     functional_in,
     inner_layers,
     maker_of,
     nodes_of,
     nodes_removed,
+    structures,
 )
 from distkeras.ps.errors import ConfigurationError
 
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
 
 #: A floating dtype represents all integers from 0 to this number exactly; `keras.Input` is float32 by default.
 _EXACT_BELOW = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
-_TENSOR = "__keras_tensor__"
 
 
 def require_exact_ids(name: str, rows: int, dtype: str) -> None:
@@ -35,90 +39,6 @@ def require_exact_ids(name: str, rows: int, dtype: str) -> None:
             f'ids of {name!r} must be integers, as of `keras.Input((1,), dtype="int64")`: {dtype} rounds '
             f"them from {_EXACT_BELOW[dtype]} on. Received: ids of {dtype} for {rows} rows"
         )
-
-
-class Source(NamedTuple):
-    """A tensor in a model.
-
-    Args:
-        layer: name of the layer or operation that outputs it.
-        call: number of the layer's call within the model.
-        output: number of the output of that call.
-    """
-
-    layer: str
-    call: int
-    output: int
-
-
-class Given(NamedTuple):
-    """An input tensor of a layer's call: its source, its shape (None for an unknown dimension), and its dtype."""
-
-    source: Source
-    shape: tuple[int | None, ...]
-    dtype: str
-
-
-class ModelGraph:
-    """The layers of a functional model, and the inputs of each of their calls.
-
-    Args:
-        config: what the model's ``get_config`` returns.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-        self._layers: dict[str, Mapping[str, Any]] = {layer["name"]: layer for layer in config["layers"]}
-
-    def calls(self, layer: str) -> list[list[Given]]:
-        """Return the input tensors of each call of a layer."""
-        return [
-            [Given(Source(*t["keras_history"]), tuple(t["shape"]), str(t["dtype"])) for t in _tensors(node)]
-            for node in self._layers[layer]["inbound_nodes"]
-        ]
-
-    def before(self, source: Source) -> list[str]:
-        """Return the layers that compute a tensor, including the one that outputs it, in the model's order."""
-        return self._needed([source.layer], {})
-
-    def part(
-        self, replaced: Mapping[str, Sequence[str]], inputs: Sequence[Mapping[str, Any]], kept: Sequence[str]
-    ) -> Any:
-        """Return the configuration of the sub-model from new inputs to the same outputs.
-
-        Args:
-            replaced: for each layer that takes new inputs, the name of the new input of each of its calls.
-            inputs: configurations of the new input layers, as `input_layer` makes them.
-            kept: the names of the model's own inputs.
-
-        Returns:
-            The configuration, whose inputs are those of ``kept`` that the outputs depend on, and then the new ones.
-        """
-        outputs = [source.layer for source in _sources(self._config["output_layers"])]
-        needed = set(self._needed(outputs, replaced))
-        layers = [copy.deepcopy(dict(layer)) for name, layer in self._layers.items() if name in needed]
-        new = {layer["name"]: layer for layer in inputs}
-        for layer in layers:
-            for node, name in zip(layer["inbound_nodes"], replaced.get(layer["name"], ()), strict=False):
-                for tensor in _tensors(node):
-                    tensor.update(dtype=new[name]["config"]["dtype"], keras_history=[name, 0, 0])
-        names = [[name, 0, 0] for name in (*kept, *new) if name in needed or name in new]
-        return {
-            **self._config,
-            "layers": [*inputs, *layers],
-            "input_layers": names if len(names) > 1 else names[0],
-            "output_layers": copy.deepcopy(self._config["output_layers"]),
-        }
-
-    def _needed(self, layers: Sequence[str], replaced: Mapping[str, Any]) -> list[str]:
-        needed, pending = set[str](), list(layers)
-        while pending:
-            name = pending.pop()
-            if name not in needed:
-                needed.add(name)
-                if name not in replaced:
-                    pending += [given.source.layer for call in self.calls(name) for given in call]
-        return [name for name in self._layers if name in needed]
 
 
 def functional_of(model: Any) -> Any:
@@ -142,43 +62,107 @@ def users_of(model: Any, embedding: Any) -> list[Any]:
     return users
 
 
-def input_layer(name: str, shape: Sequence[int | None], dtype: str) -> dict[str, Any]:
-    """Return the configuration of an input; ``shape`` is that of a mini-batch, None for an unknown dimension."""
-    config = {"batch_shape": list(shape), "dtype": dtype, "sparse": False, "ragged": False, "name": name}
-    return {
-        "module": "keras.layers",
-        "class_name": "InputLayer",
-        "config": config,
-        "registered_name": None,
-        "name": name,
-        "inbound_nodes": [],
-    }
+@dataclass(frozen=True)
+class IdSource:
+    """One tensor of row numbers.
+
+    Args:
+        inputs: the numbers of the model's inputs that it is computed from.
+        output: its number among the outputs of the model that computes row numbers; None: it is an input.
+        shape: of a row's value, None for an unknown dimension.
+    """
+
+    inputs: tuple[int, ...]
+    output: int | None
+    shape: tuple[int | None, ...]
 
 
-def _tensors(node: Any) -> Iterator[dict[str, Any]]:
-    """Yield the configurations of the tensors in the arguments of a call."""
-    if isinstance(node, Mapping):
-        if node.get("class_name") == _TENSOR:
-            yield node["config"]
-        else:
-            for value in node.values():
-                yield from _tensors(value)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _tensors(value)
+class TableCall(NamedTuple):
+    """A call of a table: its layer, and the symbolic tensors of the ids that it takes and of the vectors it returns."""
+
+    layer: Any
+    ids: Any
+    vectors: Any
 
 
-def _sources(structure: Any) -> Iterator[Source]:
-    """Yield the tensors in ``input_layers`` or ``output_layers`` of a configuration."""
-    if isinstance(structure, Mapping):
-        for value in structure.values():
-            yield from _sources(value)
-    elif isinstance(structure, list | tuple):
-        if len(structure) == 3 and isinstance(structure[0], str):
-            yield Source(*structure)
-        else:
-            for value in structure:
-                yield from _sources(value)
+def calls_within(functional: Any, layer: Any) -> list[Any]:
+    """Return the nodes of a layer's calls within a functional model."""
+    own = set(map(id, nodes_of(functional)))
+    return [node for node in calls_of(layer) if id(node) in own]
+
+
+class Division:
+    """A functional model before and behind the calls of its tables.
+
+    Args:
+        functional: the model.
+        calls: all calls of these tables; the ids of none are computed from the vectors of another.
+
+    Attributes:
+        ids: the symbolic tensors of the calls' ids, each once.
+        kept: the numbers of the model's inputs that its part behind the calls needs.
+    """
+
+    def __init__(self, functional: Any, calls: Sequence[TableCall]) -> None:
+        self._functional, self._calls = functional, calls
+        self._inputs = {id(tensor): number for number, tensor in enumerate(functional.inputs)}
+        self.ids = list({id(call.ids): call.ids for call in calls}.values())
+        self.kept = self._inputs_of(functional.outputs, [call.vectors for call in calls])
+        self._computed = [tensor for tensor in self.ids if id(tensor) not in self._inputs]
+
+    def number_of(self, ids: Any) -> int:
+        """Return the number of a tensor among `ids`."""
+        return next(number for number, tensor in enumerate(self.ids) if tensor is ids)
+
+    def sources(self) -> tuple[IdSource, ...]:
+        """Return the source of each of `ids`."""
+        outputs = {id(tensor): number for number, tensor in enumerate(self._computed)}
+        return tuple(
+            IdSource(self._inputs_of([tensor]), outputs.get(id(tensor)), tuple(tensor.shape[1:])) for tensor in self.ids
+        )
+
+    def before(self) -> tuple[keras.Model | None, tuple[int, ...]]:
+        """Return the model that computes ids, None if they are all inputs, and the numbers of the inputs it has."""
+        import keras
+
+        if not self._computed:
+            return None, ()
+        numbers = self._inputs_of(self._computed)
+        return keras.Model(unwrapped([self._functional.inputs[number] for number in numbers]), self._computed), numbers
+
+    def behind(self, vectors: Sequence[Any]) -> Any:
+        """Return the outputs, in their structure, for other symbolic vectors: one tensor for each call."""
+        given = {id(self._functional.inputs[number]): self._functional.inputs[number] for number in self.kept}
+        given |= {id(call.vectors): tensor for call, tensor in zip(self._calls, vectors, strict=True)}
+        return _outputs(self._functional, given)
+
+    def kept_inputs(self) -> list[Any]:
+        """Return the symbolic inputs that are `kept`."""
+        return [self._functional.inputs[number] for number in self.kept]
+
+    def _inputs_of(self, tensors: Iterable[Any], stops: Iterable[Any] = ()) -> tuple[int, ...]:
+        """Return the numbers of the inputs that tensors are computed from, without those behind ``stops``."""
+        found = needed(tensors, {id(tensor) for tensor in stops})
+        return tuple(sorted(self._inputs[key] for key in found if key in self._inputs))
+
+
+def needed(tensors: Iterable[Any], stops: Container[int] = ()) -> dict[int, Any]:
+    """Return ``tensors`` and all tensors that they are computed from, by their identities, except those in ``stops``.
+
+    What only such an excluded tensor is computed from is not returned, either.
+    """
+    found, pending = dict[int, Any](), list(tensors)
+    while pending:
+        tensor = pending.pop()
+        if id(tensor) not in found and id(tensor) not in stops:
+            found[id(tensor)] = tensor
+            pending += maker_of(tensor).input_tensors
+    return found
+
+
+def unwrapped(values: Sequence[Any]) -> Any:
+    """Return the value of a sequence of one, and the list of any other."""
+    return values[0] if len(values) == 1 else list(values)
 
 
 def inner_models(model: keras.Model) -> list[Any]:
@@ -208,7 +192,7 @@ def flattened(model: keras.Model) -> Iterator[Any]:
 
     operations = [part for graph in (model, *map(functional_of, inner_models(model))) for part in graph.operations]
     with nodes_removed(operations):
-        flat = keras.Model(model.input, _outputs(model, model.inputs), name=model.name)
+        flat = keras.Model(model.input, _outputs(model, {id(own): own for own in model.inputs}, _flat), name=model.name)
         _require_any_order(flat)
         yield flat
 
@@ -230,25 +214,38 @@ def _require_any_order(model: Any) -> None:
                 raise ValueError(f"the output of {maker.name!r} is used more than twice")
 
 
-def _outputs(model: Any, inputs: list[Any]) -> Any:
-    """Return the outputs of a functional model for symbolic ``inputs``, computed by the layers of nested models."""
+def _flat(part: Any) -> Any:
+    """Return what is called in place of an operation, so that a nested model's layers are called themselves."""
     import keras
 
-    def operation(part: Any) -> Any:
-        inner = functional_of(part)
-        if inner is None:
-            return part
+    inner = functional_of(part)
+    if inner is None:
+        return part
 
-        def call(given: Any, **options: Any) -> Any:
-            tensors = keras.tree.flatten(given)
-            kinds = [[(tuple(t.shape), t.dtype) for t in side] for side in (tensors, inner.inputs)]
-            if kinds[0] != kinds[1] or any(value is not None for value in options.values()):
-                raise ValueError(
-                    f"the model {part.name!r} must be given {kinds[1]}. Received: {kinds[0]} with {options}"
-                )
-            outputs = _outputs(inner, tensors)
-            return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
+    def call(given: Any, **options: Any) -> Any:
+        tensors = keras.tree.flatten(given)
+        kinds = [[(tuple(t.shape), t.dtype) for t in side] for side in (tensors, inner.inputs)]
+        if kinds[0] != kinds[1] or any(value is not None for value in options.values()):
+            raise ValueError(f"the model {part.name!r} must be given {kinds[1]}. Received: {kinds[0]} with {options}")
+        outputs = _outputs(inner, {id(own): new for own, new in zip(inner.inputs, tensors, strict=True)}, _flat)
+        return unwrapped(outputs) if isinstance(outputs, list | tuple) else outputs
 
-        return call
+    return call
 
-    return called_with(model, inputs, operation)
+
+def _outputs(model: Any, given: Mapping[int, Any], operation: Callable[[Any], Any] = lambda part: part) -> Any:
+    """Return the outputs of a functional model, in their structure, computed anew by its operations.
+
+    Args:
+        given: new tensors in the place of tensors of the model, by the identities of these; they suffice.
+        operation: returns what is called in place of an operation.
+    """
+    import keras
+
+    known = dict(given)
+    left = needed(model.outputs, given)
+    for node in nodes_of(model):
+        if any(id(tensor) in left for tensor in node.output_tensors):
+            new = keras.tree.flatten(call_again(node, operation(node.operation), known))
+            known |= {id(own): tensor for own, tensor in zip(node.output_tensors, new, strict=True)}
+    return keras.tree.map_structure(lambda tensor: known[id(tensor)], structures(model)[1])

@@ -18,9 +18,10 @@ from distkeras.data.batches import Batch, DataSpec, Stack, Weight, as_weight, fl
 from distkeras.data.columns import ColumnArrays
 from distkeras.data.rows import aligned
 from distkeras.keras_model.archive import from_bytes
+from distkeras.keras_model.model_graph import IdSource
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.replica import KerasReplica, layout_of, load_state, state_bytes
-from distkeras.keras_model.tables import IdSource, Lookup, RowModel
+from distkeras.keras_model.tables import Lookup, RowModel
 from distkeras.keras_model.variables import assign_without_copy, numpy_value
 from distkeras.private_keras import slots_of
 from distkeras.ps.errors import BadValueError

@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import inspect
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from distkeras.keras_model.archive import CustomObjects, part_to_bytes
-from distkeras.keras_model.attributes import attributes_of_model, set_attributes_of_model
 from distkeras.keras_model.model_graph import (
-    Given,
-    ModelGraph,
-    Source,
+    Division,
+    IdSource,
+    TableCall,
+    calls_within,
     flattened,
     functional_of,
     inner_models,
-    input_layer,
+    needed,
     require_exact_ids,
+    unwrapped,
     users_of,
 )
 from distkeras.keras_model.optimizers import inner_optimizer, reason_against_rows
 from distkeras.keras_model.variables import VariableOrder, is_wide, moving_statistics, trainable_variables
-from distkeras.private_keras import all_layers, calls_of, inner_layers, maker_of, nodes_of
+from distkeras.private_keras import calls_of, inner_layers, maker_of, nodes_removed
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 
@@ -50,21 +48,8 @@ ROWS_RATIO_MIN = 4
 #: next to their server, windows of five mini-batches of 32 ids, width 16, SGD: with a table of 0.2 or 0.7 MB, a job by
 #: rows has 0.9 to 1.0 of the speed of a dense one, and with 2.6 MB twice its speed.
 UNTOUCHED_BYTES_MIN = 1 << 20
-
-
-@dataclass(frozen=True)
-class IdSource:
-    """One tensor of row numbers.
-
-    Args:
-        inputs: the numbers of the model's inputs that it is computed from.
-        output: its number among the outputs of the model that computes row numbers; None: it is an input.
-        shape: of a row's value, None for an unknown dimension.
-    """
-
-    inputs: tuple[int, ...]
-    output: int | None
-    shape: tuple[int | None, ...]
+#: The options of a `WideEmbedding` that an Embedding has, too.
+_OF_BOTH = ("name", "output_dim", "dtype")
 
 
 @dataclass(frozen=True)
@@ -286,11 +271,11 @@ def _masks(layer: Any) -> bool:
 
 @dataclass(frozen=True)
 class _TableByRows:
-    """An Embedding that travels by rows: its table, and the input of each of its calls."""
+    """An Embedding that travels by rows: its table, and its calls."""
 
     layer: keras.Layer
     shape: TableShape
-    calls: tuple[Given, ...]
+    calls: tuple[TableCall, ...]
 
 
 class _Plan:
@@ -314,27 +299,25 @@ class _Plan:
         self._against = reason_against_rows(model.optimizer)
         # Row 0, if a mask is made from it, also for a table without a mask, which may share the lookup.
         self._always = int(any(_masks(layer) for _, layer in _embeddings(model)))
-        self.graph = None if self.functional is None else ModelGraph(self.functional.get_config())
 
     def table(self, path: str, layer: Any) -> _TableByRows | str:
         """Return the table of an Embedding, or the reason why it stays dense."""
         reason = self._reason(path, layer)
         if reason is not None:
             return reason
-        assert self.graph is not None
-        calls = [given for call in self.graph.calls(layer.name) for given in call]
-        ids = [self._ids_per_row(given) for given in calls]
-        unknown = next((given.shape for given, number in zip(calls, ids, strict=True) if number is None), None)
+        nodes = calls_within(self.functional, layer)
+        calls = tuple(TableCall(layer, node.input_tensors[0], node.output_tensors[0]) for node in nodes)
+        each = {id(call.ids): self._ids_per_row(call.ids) for call in calls}
+        unknown = next((tuple(call.ids.shape) for call in calls if each[id(call.ids)] is None), None)
         if unknown is not None:
             return (
                 "how many ids a row of data has is not known, unless `Padding.longest` says how many steps it has: "
                 f"their shape is {unknown}"
             )
         assert isinstance(self._window, int)
-        ids_by_source = dict(zip([given.source for given in calls], ids, strict=True))
-        most = self._window * self._batch_size * sum(number or 0 for number in ids_by_source.values()) + self._always
+        most = self._window * self._batch_size * sum(number or 0 for number in each.values()) + self._always
         if is_wide(layer):
-            return _TableByRows(layer, layer.table(min(most, layer.input_dim)), tuple(calls))
+            return _TableByRows(layer, layer.table(min(most, layer.input_dim)), calls)
         few = (
             layer.input_dim < ROWS_RATIO_MIN * most
             or 4 * (layer.input_dim - most) * layer.output_dim < self._least_bytes
@@ -342,12 +325,12 @@ class _Plan:
         if self._names is None and few:
             return f"{layer.input_dim} rows of {layer.output_dim} are too few to gain by it: a window can touch {most}"
         shape = TableShape(path, layer.input_dim, layer.output_dim, min(most, layer.input_dim))
-        return _TableByRows(layer, shape, tuple(calls))
+        return _TableByRows(layer, shape, calls)
 
     def _reason(self, path: str, layer: Any) -> str | None:
         if self._names is not None and path not in self._names and not is_wide(layer):
             return "`tables` does not name it"
-        if self.graph is None:
+        if self.functional is None:
             return "only functional and Sequential models of Keras' own classes can be cut"
         if not isinstance(self._window, int):
             return f"a window must be a number of mini-batches. Received: window={self._window!r}"
@@ -390,24 +373,23 @@ class _Plan:
         return f"its weights are used in {', '.join(map(repr, users))}, too" if users else None
 
     def _reason_of_ids(self, layer: Any) -> str | None:
-        assert self.graph is not None
-        for call in self.graph.calls(layer.name):
-            if len(call) != 1:
-                return f"it is called on {len(call)} tensors, and not on one"
-            for name in self.graph.before(call[0].source):
-                reason = _reason_against_making_ids(_operation(self.functional, name))
+        for node in calls_within(self.functional, layer):
+            if len(node.input_tensors) != 1:
+                return f"it is called on {len(node.input_tensors)} tensors, and not on one"
+            for tensor in needed(node.input_tensors).values():
+                reason = _reason_against_making_ids(maker_of(tensor).operation)
                 if reason is not None:
                     return reason
         return None
 
-    def _ids_per_row(self, given: Given) -> int | None:
+    def _ids_per_row(self, ids: Any) -> int | None:
         """Return the number of ids that a tensor has for each row of data; None if it is unknown."""
-        shape = given.shape[1:]
+        shape = tuple(ids.shape[1:])
         if None in shape and self._shapes is not None:
-            shape = self._inferred_shape(given)
-        return None if None in shape else math.prod(shape)  # type: ignore[arg-type]  # there is no None
+            shape = self._inferred_shape(ids)
+        return None if None in shape else math.prod(shape)
 
-    def _inferred_shape(self, given: Given) -> tuple[int | None, ...]:
+    def _inferred_shape(self, ids: Any) -> tuple[int | None, ...]:
         """Return the shape of a row's ids, inferred from the shapes of the inputs."""
         import keras
 
@@ -416,8 +398,8 @@ class _Plan:
             keras.KerasTensor((None, *shape), tensor.dtype)
             for tensor, shape in zip(self.functional.inputs, self._shapes, strict=True)
         ]
-        ids = keras.Model(self.functional.inputs, _tensor(self.functional, given.source))
-        return tuple(ids.compute_output_spec(inputs if len(inputs) > 1 else inputs[0]).shape[1:])
+        maker = keras.Model(self.functional.inputs, ids)
+        return tuple(maker.compute_output_spec(unwrapped(inputs)).shape[1:])
 
 
 def _reason_against_making_ids(layer: Any) -> str | None:
@@ -435,129 +417,80 @@ def _reason_against_making_ids(layer: Any) -> str | None:
     return None
 
 
-def _operation(functional: Any, name: str) -> Any:
-    return next(operation for operation in functional.operations if operation.name == name)
-
-
-def _tensor(functional: Any, source: Source) -> Any:
-    """Return the symbolic tensor that ``source`` names."""
-    operation = _operation(functional, source.layer)
-    own = set(map(id, nodes_of(functional)))
-    nodes = [node for node in calls_of(operation) if id(node) in own]
-    return nodes[source.call].output_tensors[source.output]
-
-
 class _Cutter:
     """Builds the small model and the one that computes row numbers."""
 
     def __init__(self, plan: _Plan, tables: Sequence[_TableByRows], kept: Mapping[str, str]) -> None:
-        assert plan.graph is not None
-        self._model, self._functional, self._recipe, self._graph = plan.model, plan.functional, plan.recipe, plan.graph
+        self._model, self._functional, self._recipe = plan.model, plan.functional, plan.recipe
         self._tables, self._kept = tables, kept
-        self._input_names = [maker_of(tensor).operation.name for tensor in self._functional.inputs]
-        self._sources = list(dict.fromkeys(given.source for table in tables for given in table.calls))
-        self._shapes = {given.source: given.shape for table in tables for given in table.calls}
+        self._division = Division(self._functional, [call for table in tables for call in table.calls])
 
     def cut_model(self) -> CutModel:
-        lookups = self._lookups()
-        small, inputs = self._small_model(lookups)
-        order, whole = self._orders(small)
-        recipe = self._recipe
-        if recipe.optimizer_state:
-            self._copy_optimizer(small)
+        recipe, lookups, sources = self._recipe, self._lookups(), self._division.sources()
         shapes = tuple(table.shape for table in self._tables)
-        worker = RowModel(recipe, order, shapes, inputs, self._id_sources(), lookups, *self._ids_part())
-        return CutModel(self._kept, shapes, worker, part_to_bytes(small, recipe.objects), whole)
+        with nodes_removed(self._functional.operations):
+            embeddings = [self._small_embedding(table) for table in self._tables]
+            small, inputs = self._small_model(lookups, embeddings)
+            order, whole = self._orders(small, embeddings)
+            if recipe.optimizer_state:
+                self._copy_optimizer(small)
+            worker = RowModel(recipe, order, shapes, inputs, sources, lookups, *self._ids_part())
+            return CutModel(self._kept, shapes, worker, part_to_bytes(small, recipe.objects), whole)
 
     def _lookups(self) -> tuple[Lookup, ...]:
         """Group tables that have the same number of rows and are looked up by the same tensors."""
         groups: dict[tuple[int, bool, tuple[int, ...]], list[int]] = {}
         for number, table in enumerate(self._tables):
-            sources = dict.fromkeys(self._sources.index(given.source) for given in table.calls)
+            sources = dict.fromkeys(self._division.number_of(call.ids) for call in table.calls)
             groups.setdefault((table.shape.rows, table.shape.partial, tuple(sources)), []).append(number)
         return tuple(
             Lookup(tuple(numbers), sources, any(_masks(self._tables[number].layer) for number in numbers))
             for (_, _, sources), numbers in groups.items()
         )
 
-    def _small_model(self, lookups: Sequence[Lookup]) -> tuple[Any, tuple[int, ...]]:
+    def _small_embedding(self, table: _TableByRows) -> keras.Layer:
+        """Return the Embedding of a window's rows, which are zero, in the place of a table."""
+        import keras
+
+        layer = table.layer
+        config = {name: value for name, value in layer.get_config().items() if not is_wide(layer) or name in _OF_BOTH}
+        small = keras.layers.Embedding.from_config(
+            {**config, "input_dim": table.shape.most, "embeddings_initializer": "zeros"}
+        )
+        small.build()
+        return small
+
+    def _small_model(self, lookups: Sequence[Lookup], embeddings: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
         """Return the small model, and the numbers of the original's inputs that it keeps."""
-        taken = {layer["name"] for layer in self._functional.get_config()["layers"]}
-        inputs, replaced = list[dict[str, Any]](), dict[str, list[str]]()
+        import keras
+
+        taken = {operation.name for operation in self._functional.operations}
+        inputs, vectors = list[Any](), dict[int, Any]()
         for lookup in lookups:
-            names = dict[Source, str]()
+            places = dict[int, Any]()
             for number in lookup.sources:
-                source = self._sources[number]
-                name = _free_name(f"{source.layer}_rows", taken)
-                names[source] = name
-                inputs.append(input_layer(name, self._shapes[source], "int32"))
+                ids = self._division.ids[number]
+                name = _free_name(f"{maker_of(ids).operation.name}_rows", taken)
+                places[id(ids)] = keras.Input(batch_shape=ids.shape, dtype="int32", name=name)
+            inputs += places.values()
             for number in lookup.tables:
-                table = self._tables[number]
-                replaced[table.layer.name] = [names[given.source] for given in table.calls]
-        config = self._graph.part(replaced, inputs, self._input_names)
-        for table in self._tables:
-            layer = next(layer for layer in config["layers"] if layer["name"] == table.layer.name)
-            if table.shape.partial:
-                layer.update(_embedding_in_place_of(layer))
-            layer["config"]["input_dim"] = table.shape.most
-        names_left = {layer["name"] for layer in config["layers"]}
-        kept = tuple(number for number, name in enumerate(self._input_names) if name in names_left)
-        small = self._rebuilt(config, inputs)
-        self._copy_layers(small)
-        return small, kept
+                for call in self._tables[number].calls:
+                    vectors[id(call.vectors)] = embeddings[number](places[id(call.ids)])
+        if functional_of(self._model) is not self._model:  # a Sequential model stays one: its outputs have no names
+            first = [part is self._tables[0].layer for part in self._model.layers].index(True)
+            return keras.Sequential([*inputs, *embeddings, *self._model.layers[first + 1 :]], name=self._model.name), ()
+        outputs = self._division.behind([vectors[id(call.vectors)] for table in self._tables for call in table.calls])
+        inputs = [*self._division.kept_inputs(), *inputs]
+        return keras.Model(unwrapped(inputs), outputs, name=self._model.name), self._division.kept
 
-    def _rebuilt(self, config: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Any:
-        if functional_of(self._model) is self._model:
-            return type(self._model).from_config(config)
-        # A Sequential model stays one: its outputs have no names.
-        names = {layer["name"]: layer for layer in config["layers"]}
-        layers = [layer for layer in self._model.get_config()["layers"] if layer["config"]["name"] in names]
-        for layer in layers:
-            new = names[layer["config"]["name"]]
-            layer.update({key: value for key, value in new.items() if key in layer and key != "name"})
-        first = {key: value for key, value in inputs[0].items() if key not in ("name", "inbound_nodes")}
-        own = {key: value for key, value in self._model.get_config().items() if key != "build_input_shape"}
-        return type(self._model).from_config({**own, "layers": [first, *layers]})
-
-    def _copy_layers(self, small: Any) -> None:
-        """Copy variables, attributes and assets of the original's layers to those of the small model."""
-        tables = {table.layer.name for table in self._tables}
-        for layer in small.layers:
-            if layer.name in tables:
-                layer.embeddings.assign(np.zeros(tuple(layer.embeddings.shape), np.float32))
-                continue
-            original = next((own for own in self._functional.layers if own.name == layer.name), None)
-            if original is None:
-                continue
-            for variable, copy in zip(original.variables, layer.variables, strict=True):
-                copy.assign(variable)
-            set_attributes_of_model(layer, attributes_of_model(original, layer))
-            for part, copy in zip(all_layers(original), all_layers(layer), strict=True):
-                if hasattr(part, "save_assets"):
-                    with tempfile.TemporaryDirectory(prefix="distkeras-") as folder:
-                        part.save_assets(folder)
-                        copy.load_assets(folder)
-
-    def _orders(self, small: Any) -> tuple[VariableOrder, VariableOrder]:
+    def _orders(self, small: Any, embeddings: Sequence[Any]) -> tuple[VariableOrder, VariableOrder]:
         """Return the order of the small model's variables, and that of the original's, in the same vectors."""
-        copies: dict[int, int] = {}
-        layers = {layer.name: layer for layer in small.layers}
-        for layer in self._functional.layers:
-            if layer.name in layers and not is_wide(layer):
-                copies.update(
-                    (id(variable), id(copy))
-                    for variable, copy in zip(layer.variables, layers[layer.name].variables, strict=True)
-                )
         tables = [table.layer.embeddings for table in self._tables if not table.shape.partial]
-        partial = [id(layers[table.layer.name].embeddings) for table in self._tables if table.shape.partial]
         dense = [v for v in trainable_variables(self._model) if not any(v is table for table in tables)]
+        statistics = moving_statistics(self._model)
         return (
-            _order(
-                small,
-                [*(copies[id(v)] for v in (*dense, *tables)), *partial],
-                [copies[id(v)] for v in moving_statistics(self._model)],
-            ),
-            _order(self._model, [id(v) for v in (*dense, *tables)], [id(v) for v in moving_statistics(self._model)]),
+            _order(small, [*dense, *(layer.embeddings for layer in embeddings)], statistics),
+            _order(self._model, [*dense, *tables], statistics),
         )
 
     def _copy_optimizer(self, small: Any) -> None:
@@ -568,48 +501,19 @@ class _Cutter:
         for variable, copy in zip(own.variables, small.optimizer.variables, strict=True):
             copy.assign(variable)
 
-    @property
-    def _computed(self) -> list[Source]:
-        """The tensors of row numbers that are not inputs."""
-        return [source for source in self._sources if source.layer not in self._input_names]
-
-    def _inputs_of(self, source: Source) -> tuple[int, ...]:
-        before = self._graph.before(source)
-        return tuple(number for number, name in enumerate(self._input_names) if name in before)
-
-    def _id_sources(self) -> tuple[IdSource, ...]:
-        outputs = {source: number for number, source in enumerate(self._computed)}
-        return tuple(
-            IdSource(self._inputs_of(source), outputs.get(source), self._shapes[source][1:]) for source in self._sources
-        )
-
     def _ids_part(self) -> tuple[bytes, tuple[int, ...], bool]:
         """Return the last three arguments of `RowModel`: of the model that computes row numbers."""
-        import keras
-
-        computed = self._computed
-        if not computed:
+        model, numbers = self._division.before()
+        if model is None:
             return b"", (), True
-        numbers = sorted({number for source in computed for number in self._inputs_of(source)})
-        inputs = [self._functional.inputs[number] for number in numbers]
-        ids = keras.Model(
-            inputs if len(inputs) > 1 else inputs[0], [_tensor(self._functional, source) for source in computed]
-        )
-        keras_own = all(type(part).__module__.partition(".")[0] == "keras" for part in ids.operations)
-        return part_to_bytes(ids, self._recipe.objects), tuple(numbers), keras_own
+        keras_own = all(type(part).__module__.partition(".")[0] == "keras" for part in model.operations)
+        return part_to_bytes(model, self._recipe.objects), numbers, keras_own
 
 
-def _embedding_in_place_of(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that turn the configuration of a `WideEmbedding` into that of a Keras Embedding."""
-    config = {name: layer["config"][name] for name in ("name", "output_dim", "dtype")}
-    keras_own = {"module": "keras.layers", "class_name": "Embedding", "registered_name": None}
-    return {**keras_own, "config": {**config, "embeddings_initializer": "zeros"}, "build_config": None}
-
-
-def _order(model: Any, trainable: Sequence[int], statistics: Sequence[int]) -> VariableOrder:
-    """Return the order of a model's variables, given their identities in that order."""
+def _order(model: Any, trainable: Sequence[Any], statistics: Sequence[Any]) -> VariableOrder:
+    """Return the order of a model's variables, given these variables in that order."""
     places = [{id(v): number for number, v in enumerate(of(model))} for of in (trainable_variables, moving_statistics)]
-    return VariableOrder(tuple(places[0][key] for key in trainable), tuple(places[1][key] for key in statistics))
+    return VariableOrder(tuple(places[0][id(v)] for v in trainable), tuple(places[1][id(v)] for v in statistics))
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -149,6 +149,33 @@ def sequential(optimizer: Any = None) -> keras.Model:
     return compiled(keras.Sequential(stack), optimizer, metrics=["mae"])
 
 
+def sequential_mask() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    stack = [
+        keras.Input((4,), dtype="int32"),
+        layers.Embedding(ROWS, 8, mask_zero=True, name="table"),
+        layers.LSTM(5),
+        layers.Dense(1),
+    ]
+    return compiled(keras.Sequential(stack))
+
+
+def table_as_output() -> keras.Model:
+    """Return a model one of whose outputs is what the table returns, and another a value of an input."""
+    keras.utils.set_random_seed(1)
+    ids, extra = keras.Input((4,), dtype="int32", name="ids"), keras.Input((3,), name="extra")
+    vectors = layers.Embedding(ROWS, 8, name="table")(ids)
+    hidden = layers.Concatenate()([layers.Flatten()(vectors), extra])
+    model = keras.Model([ids, extra], {"table": vectors, "out": head(hidden)})
+    return compiled(model, loss={"table": "mse", "out": "mse"}, metrics={"table": ["mae"]})
+
+
+def extra_and_two_targets(draw: np.random.Generator, rows: int) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
+    x, (target,) = ids_extra_and_target(draw, rows)
+    vectors = draw.standard_normal((rows, 4, 8)).astype(np.float32)
+    return x, (target, vectors)
+
+
 def sequential_hashing() -> keras.Model:
     keras.utils.set_random_seed(1)
     stack = [
@@ -280,6 +307,8 @@ CASES = {
     "a mask for pooling": Case(lambda: masked(layers.GlobalAveragePooling1D), ids_and_target),
     "ids that are floats": Case(float_ids, float_ids_and_target),
     "sequential": Case(sequential, ids_and_target),
+    "sequential with a mask": Case(sequential_mask, ids_and_target),
+    "what a table returns is an output": Case(table_as_output, extra_and_two_targets),
     "sequential with hashing": Case(sequential_hashing, long_ids_and_target),
     "hashing": Case(hashing, words_ids_and_target),
     "lookups": Case(string_lookup, words_ids_and_target),
