@@ -19,7 +19,7 @@ from distkeras.ps.errors import LedgerError, LocalProtocolError
 from distkeras.ps.events import Event, Events
 from distkeras.ps.protocol.loop import FIXED_HISTORY
 from distkeras.ps.rules import Rule
-from distkeras.ps.server.process import ResumePoint
+from distkeras.ps.server.start_report import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.settings import JobFacts
 from distkeras.shown import Shown, rounded

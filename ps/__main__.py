@@ -23,8 +23,9 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.framing import KEY_BYTES
-from distkeras.ps.server.process import DriverLink, StartReport, StartRequest, key_from_text, serve
+from distkeras.ps.server.process import DriverLink, StartRequest, key_from_text, serve
 from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.server.start_report import StartReport, report_to_json
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Certificate, make_certificate
 from distkeras.ps.world.processes import POLL_SECONDS
@@ -144,7 +145,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _send_report(report: StartReport) -> None:
-    sys.stdout.write(report.to_json() + "\n")
+    sys.stdout.write(report_to_json(report) + "\n")
     sys.stdout.flush()
 
 

@@ -12,7 +12,7 @@ import pytest
 from distkeras import rules
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import LedgerError
-from distkeras.ps.server.process import ResumePoint
+from distkeras.ps.server.start_report import ResumePoint
 from distkeras.results import JobRecords
 
 

@@ -234,7 +234,7 @@ def _flat(part: Any) -> Any:
 
 
 def _outputs(model: Any, given: Mapping[int, Any], operation: Callable[[Any], Any] = lambda part: part) -> Any:
-    """Return the outputs of a functional model, in their structure, computed anew by its operations.
+    """Return the outputs of a functional model, in their structure, computed again by its operations.
 
     Args:
         given: new tensors in the place of tensors of the model, by the identities of these; they suffice.

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distkeras.data.ordering import require_rows
 from distkeras.data.schema import map_in_arrow
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress
-from distkeras.ps.errors import ERRORS, ConfigurationError, DeadlineError, DistkerasError, ServerLostError, headline
+from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, ServerLostError, headline
 from distkeras.ps.events import Events, handle, record_from_json
-from distkeras.ps.server.process import ResumePoint, StartReport
+from distkeras.ps.server.start_report import (
+    NotStarted,
+    ResumePoint,
+    Started,
+    StartReport,
+    report_from_json,
+    started_from_json,
+)
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.spark.cluster import SparkAction, is_stopped
 from distkeras.spark.failures import named_error
@@ -96,7 +103,7 @@ class ClusterServer:
         finally:
             self._cancel()
 
-    def _start(self) -> StartReport:
+    def _start(self) -> Started:
         """Run the server, and return its report once a task has found it."""
         self._run_task()
         # Only one task: several could take the slot that the server needs, and wait for the server.
@@ -118,7 +125,7 @@ class ClusterServer:
                 f"waited {patience:g} s for the parameter server, which needs a slot in addition to that of the task "
                 f"that connects to it; on host {row['host']}: {row['error']}"
             )
-        return StartReport.from_json(json.loads(row["place"])["report"])
+        return started_from_json(json.loads(row["place"])["report"])
 
     def _run_task(self) -> None:
         one_row, task = self._session.range(0, 1, 1, 1), self._task
@@ -134,9 +141,9 @@ class ClusterServer:
         return search(self._session, Search(self.address, self._deadlines, seconds), 1)
 
     @staticmethod
-    def _require_served(report: StartReport | None) -> StartReport:
+    def _require_served(report: StartReport | None) -> Started:
         """Return the report of a server task that ended during the start; ServerLostError if there is none."""
-        if report is None or report.ended:
+        if not isinstance(report, Started):
             raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
         return report
 
@@ -180,9 +187,9 @@ class ClusterServer:
                 handle(record)
         for row in rows:
             if row["kind"] == REPORT:
-                report = StartReport.from_json(row["text"])
-                if report.error:
-                    raise ERRORS[report.code](f"the parameter server must start. Received: {report.error}")
+                report = report_from_json(row["text"])
+                if isinstance(report, NotStarted):
+                    raise report.to_error()
                 return report
         return None
 
@@ -307,7 +314,7 @@ class ClusterServer:
             self.record_activity()
             if self._restarting:
                 self._restarting = False
-                self._count_restart(StartReport.from_json(place["report"]))
+                self._count_restart(started_from_json(place["report"]))
             return
         patience = self._deadlines.standstill
         if self._restarting or place is None:  # it may be starting
@@ -344,7 +351,7 @@ class ClusterServer:
         self.restarts += 1
         self._restarting, self._searched_at = True, time.monotonic()
 
-    def _count_restart(self, report: StartReport) -> None:
+    def _count_restart(self, report: Started) -> None:
         clock = 0 if report.resumed is None else report.resumed.clock
         text = "the driver has started the parameter server again; it is back with commit %d of a snapshot"
         self._events.report(log, "restart", text, clock)

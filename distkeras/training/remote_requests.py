@@ -30,7 +30,7 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.protocol.framing import decode, encode
 from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows, error_of, fault_of
-from distkeras.ps.server.process import StartReport
+from distkeras.ps.server.start_report import started_from_json
 from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
@@ -166,7 +166,7 @@ class Search:
             # It is found: it answered with the reason why the job has failed.
         finally:
             client.close()
-        return StartReport.from_json(place["report"]).incarnation, place
+        return started_from_json(place["report"]).incarnation, place
 
 
 def _read_to_end(records: Iterator[pa.RecordBatch]) -> None:

@@ -20,7 +20,8 @@ from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DeadlineError, DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.messages import Status
-from distkeras.ps.server.process import ResumePoint, ServerProcess, spawn_server
+from distkeras.ps.server.process import ServerProcess, spawn_server
+from distkeras.ps.server.start_report import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.processes import Child
 from distkeras.results import JobOutcome, JobRecords

@@ -23,7 +23,8 @@ from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
-from distkeras.ps.server.process import StartReport, StartRequest
+from distkeras.ps.server.process import StartRequest
+from distkeras.ps.server.start_report import StartReport, report_to_json
 from distkeras.ps.world.world import REAL
 
 #: The task's output: a log record (a line of JSON), or a `StartReport`.
@@ -69,7 +70,7 @@ class ServerTask:
         with _logged_lines() as lines:
             outcome = self.serve(0 if context is None else context.attemptNumber())
         rows = [(LOGGED, line) for line in lines]
-        rows += [] if outcome is None else [(REPORT, outcome.to_json())]
+        rows += [] if outcome is None else [(REPORT, report_to_json(outcome))]
         columns = [pa.array([row[column] for row in rows], pa.string()) for column in range(2)]
         yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
 

@@ -43,7 +43,8 @@ from distkeras.ps.errors import (
     headline,
 )
 from distkeras.ps.protocol.messages import NO_CHANGES, MicroBatchBegun
-from distkeras.ps.server.process import ResumePoint, ServerProcess
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start_report import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.validate import invalid
 from distkeras.ps.world.files import below

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.errors import DifferentJobError, SnapshotError, headline
-from distkeras.ps.server.process import ResumePoint
+from distkeras.ps.server.start_report import ResumePoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

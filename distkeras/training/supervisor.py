@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from distkeras.ps.errors import DistkerasError, ServerLostError
 from distkeras.ps.events import Events
-from distkeras.ps.server.process import ResumePoint, ServerProcess
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start_report import ResumePoint
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World

@@ -44,8 +44,9 @@ from distkeras.ps.events import report
 from distkeras.ps.protocol.framing import decode
 from distkeras.ps.protocol.messages import Ack
 from distkeras.ps.protocol.tables import TableShape
-from distkeras.ps.server.process import StartReport, StartRequest, build_server
+from distkeras.ps.server.process import StartRequest, build_server
 from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.server.start_report import NotStarted, ServedToTheEnd, Started, StartReport, report_to_json
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
@@ -197,8 +198,7 @@ def serve_announced(
         require_driver: raises a DistkerasError if the driver has died; then this attempt must not claim the checkpoint.
 
     Returns:
-        None: this attempt has served to the end. A report with an ``error``: the job cannot be served; with
-        ``resumed``: the rows must be checked first; with ``ended``: another attempt has served to the end.
+        None: this attempt has served to the end. `Started`: the rows must be checked first.
 
     Raises:
         ServerLostError, SnapshotError, OSError: another attempt may succeed.
@@ -213,9 +213,9 @@ def serve_announced(
             # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
             if standby.other_owner() is not None or (starts < _STARTS and not _has_lost_its_claims(request, world)):
                 continue
-            return StartReport.of_error(error)
+            return NotStarted.of(error)
         except ConfigurationError as error:  # every other attempt would fail in the same way
-            return StartReport.of_error(error)
+            return NotStarted.of(error)
         resumed = start_report.resumed
         if resumed is not None and resumed.row_sum is not None and not rows_checked:
             with server:
@@ -227,9 +227,9 @@ def serve_announced(
             if _serve(server, start_report, request, publication, tables, world):
                 return None
         except OwnershipLostError as error:  # clients cannot find this server; the driver detects the end of its task
-            return StartReport.of_error(error)
+            return NotStarted.of(error)
         again = True  # another attempt now owns the checkpoint; wait as its standby
-    return StartReport(ended=True)
+    return ServedToTheEnd()
 
 
 def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
@@ -240,7 +240,7 @@ def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
 
 def _build(
     request: StartRequest, attempt: int, again: bool, require_driver: Callable[[], None], world: World
-) -> tuple[ParameterServer, StartReport]:
+) -> tuple[ParameterServer, Started]:
     """Return a server that has claimed the checkpoint, with its report: see `build_server`."""
     uri = _uri_of(request)
     directory = SnapshotDirectory(uri, token=request.token, world=world)
@@ -269,7 +269,7 @@ def _build(
 
 def _serve(
     server: ParameterServer,
-    start_report: StartReport,
+    start_report: Started,
     request: StartRequest,
     publication: bytes,
     tables: Sequence[tuple[TableShape, np.ndarray]],
@@ -277,7 +277,7 @@ def _serve(
 ) -> bool:
     """Serve until the driver has said goodbye; return False if another attempt now owns the checkpoint."""
     host, port = server.address
-    place = {"host": host, "port": port, "report": start_report.to_json()}
+    place = {"host": host, "port": port, "report": report_to_json(start_report)}
     with server:
         driver = DriverClient(request.address_at(host, port), request.settings.deadlines, world, met=True)
         try:

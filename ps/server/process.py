@@ -6,7 +6,6 @@ A child shares no interpreter lock with its driver, and ends with it.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import logging
 import os
@@ -21,12 +20,11 @@ from typing import Any
 
 import distkeras
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.micro_batches import NO_MICRO_BATCH, is_complete, number_of
+from distkeras.ps.center.micro_batches import is_complete, number_of
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.state import rule_json, sum_of_rows
 from distkeras.ps.errors import (
-    ERRORS,
     ConfigurationError,
     DeadlineError,
     DistkerasError,
@@ -37,6 +35,15 @@ from distkeras.ps.errors import (
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.server.start_report import (
+    Loading,
+    NotStarted,
+    PortTakenError,
+    ResumePoint,
+    Started,
+    StartReport,
+    report_from_json,
+)
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address, Certificate, make_certificate, server_context
 from distkeras.ps.transport.deadlines import Backoff
@@ -104,74 +111,6 @@ class StartRequest:
         )
 
 
-@dataclass(frozen=True)
-class ResumePoint:
-    """The progress of a center that a server restored from a snapshot: where a job continues an earlier one.
-
-    Args:
-        exact: every partition continues exactly after its last commit. Else the number of workers has changed, and all
-            partitions begin with ``epoch``; rows of that epoch that were committed before are trained on again.
-        epoch: the first epoch of this job; 0 if ``exact``.
-        began_clock, began_epoch: clock and epoch at which the current partitions began, in this job or an earlier one;
-            0 if the number of workers has never changed.
-        row_sum: the sum over all rows (`state.sum_of_rows`), if the driver must compare it; None: each partition
-            compares its own rows, or the sum is not known.
-        stream, micro_batch: the stream and the micro-batch that the snapshot has begun; empty and -1: none.
-        complete: every partition of that micro-batch has ended.
-    """
-
-    clock: int
-    incarnation: int
-    exact: bool
-    epoch: int
-    began_clock: int = 0
-    began_epoch: int = 0
-    row_sum: int | None = field(default=None, repr=False)
-    stream: str = ""
-    micro_batch: int = NO_MICRO_BATCH
-    complete: bool = False
-
-
-@dataclass(frozen=True)
-class StartReport:
-    """The report of a server's process to its driver: it is up, or cannot start.
-
-    Args:
-        resumed: the progress that it restored; None: the job begins.
-        error: why it cannot start; empty: it is up.
-        code: the position of the error's type in `errors.ERRORS`; -1: it is not in there.
-        incarnation: the server's number, which rises with each restart.
-        epoch: the epoch of the job's claims to its checkpoint; 0: it has none.
-        loading: the server is still reading its snapshot; the other fields are not set.
-        ended: another server of the same job has served it to its end.
-    """
-
-    host: str = ""
-    port: int = 0
-    resumed: ResumePoint | None = None
-    error: str = ""
-    port_taken: bool = False
-    code: int = -1
-    incarnation: int = 0
-    epoch: int = 0
-    loading: bool = False
-    ended: bool = False
-
-    @classmethod
-    def of_error(cls, error: DistkerasError | OSError) -> StartReport:
-        """Return the report of a server that ``error`` ends."""
-        code = ERRORS.index(type(error)) if type(error) in ERRORS else -1
-        return cls(error=str(error), port_taken=getattr(error, "errno", None) == errno.EADDRINUSE, code=code)
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> StartReport:
-        values = json.loads(text)
-        return cls(**values | {"resumed": values["resumed"] and ResumePoint(**values["resumed"])})
-
-
 def build_server(
     request: StartRequest,
     world: World = REAL,
@@ -179,7 +118,7 @@ def build_server(
     *,
     listener: Listener | None = None,
     attempt: int | None = None,
-) -> tuple[ParameterServer, StartReport]:
+) -> tuple[ParameterServer, Started]:
     """Return a server with a bound port, and with a center if it restored one; it does not serve yet.
 
     ``listener`` is the port, if it is bound already: the claim to the checkpoint then names it.
@@ -226,7 +165,7 @@ def build_server(
         world=world,
         listener=listener,
     )
-    return server, StartReport(*server.address, resumed, incarnation=incarnation, epoch=epoch)
+    return server, Started(*server.address, resumed, incarnation, epoch)
 
 
 def serve(
@@ -255,12 +194,12 @@ def serve(
         require_driver()
         if world.monotonic() - reported_at >= _LOADING_SECONDS:
             reported_at = world.monotonic()
-            send_report(StartReport(loading=True))
+            send_report(Loading())
 
     try:
         server, report = build_server(make_request(), world, record_activity)
     except (DistkerasError, OSError) as error:
-        send_report(StartReport.of_error(error))
+        send_report(NotStarted.of(error))
         return 2
     starting = False
     with server:
@@ -408,7 +347,7 @@ class ServerProcess:
                     raise
         self._address = self._request.address_at(report.host, report.port)
 
-    def _launch(self, request: StartRequest) -> StartReport:
+    def _launch(self, request: StartRequest) -> Started:
         self._owner = os.getpid()
         ahead, self._ahead = self._ahead, None
         alive = ahead is not None and ahead.exit_code is None
@@ -421,11 +360,9 @@ class ServerProcess:
             child.kill()
             self.close()
             raise
-        if report.error:
+        if isinstance(report, NotStarted):
             self.close()
-            kind = ERRORS[report.code] if report.code >= 0 else ConfigurationError
-            kind = _PortTakenError if report.port_taken else kind
-            raise kind(f"the parameter server must start. Received: {report.error}")
+            raise report.to_error()
         self.resumed, self._incarnation, self._epoch = report.resumed, report.incarnation, report.epoch
         return report
 
@@ -447,7 +384,7 @@ class ServerProcess:
             try:
                 self._launch(self._request.again(self._epoch, self._incarnation, self.address.port))
                 return
-            except _PortTakenError:  # the system may have assigned the port to an outgoing connection for a moment
+            except PortTakenError:  # the system may have assigned the port to an outgoing connection for a moment
                 if not backoff.pause():
                     raise
 
@@ -528,14 +465,13 @@ def spawn_server(world: World = REAL) -> Child:
     return world.spawn([sys.executable, "-m", "distkeras.ps", "child"], os.environ | variables)
 
 
-def _ask(child: Child, request: StartRequest) -> StartReport:
+def _ask(child: Child, request: StartRequest) -> Started | NotStarted:
     """Send ``request`` to a new process, and return its report."""
     try:
         child.write(request.to_json().encode() + b"\n")
     except BrokenPipeError:
         raise ServerLostError("the parameter server ended before it had started. See its log above") from None
-    report = StartReport(loading=True)
-    while report.loading:  # each such report shows that it is still reading its snapshot
+    while True:
         try:
             line = child.line(_START)
         except TimeoutError:
@@ -548,9 +484,6 @@ def _ask(child: Child, request: StartRequest) -> StartReport:
             raise ServerLostError(
                 f"the parameter server ended with status {child.exit_code} before it had started. See its log above"
             )
-        report = StartReport.from_json(line)
-    return report
-
-
-class _PortTakenError(ConfigurationError):
-    """Another process has the port."""
+        report = report_from_json(line)
+        if isinstance(report, Started | NotStarted):  # any other shows that it is still reading its snapshot
+            return report

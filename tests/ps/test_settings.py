@@ -20,7 +20,17 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make
 from distkeras.ps.rules.schedules import Constant, Cosine
-from distkeras.ps.server.process import ResumePoint, StartReport, StartRequest
+from distkeras.ps.server.process import StartRequest
+from distkeras.ps.server.start_report import (
+    Loading,
+    NotStarted,
+    ResumePoint,
+    ServedToTheEnd,
+    Started,
+    StartReport,
+    report_from_json,
+    report_to_json,
+)
 from distkeras.ps.settings import ServerSettings, WorkerSettings
 from distkeras.ps.transport.client import Certificate
 from distkeras.ps.transport.deadlines import Deadlines
@@ -133,13 +143,20 @@ def test_a_request_survives_json_and_its_repr_has_no_secrets() -> None:
         assert secret not in repr(request)
 
 
-def test_a_report_survives_json() -> None:
-    for report in (
-        StartReport("127.0.0.1", 7),
-        StartReport("127.0.0.1", 7, ResumePoint(5, 2, False, 1)),
-        StartReport(error="no", port_taken=True),
-    ):
-        assert StartReport.from_json(report.to_json()) == report
+@pytest.mark.parametrize(
+    "report",
+    [
+        Started("127.0.0.1", 7),
+        Started("127.0.0.1", 7, ResumePoint(5, 2, False, 1), incarnation=3, epoch=4),
+        Loading(),
+        ServedToTheEnd(),
+        NotStarted("no", 1, port_taken=True),
+    ],
+)
+def test_a_report_survives_json(report: StartReport) -> None:
+    line = report_to_json(report)
+    assert "\n" not in line
+    assert report_from_json(line) == report
 
 
 def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from distkeras.ps.protocol.framing import encode
 from distkeras.ps.protocol.messages import Message, Publish
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
-from distkeras.ps.server.process import StartReport, StartRequest
+from distkeras.ps.server.process import StartRequest
+from distkeras.ps.server.start_report import StartReport, report_to_json
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.world.world import Thread
 from distkeras.training import cluster_server
@@ -119,7 +120,7 @@ class ServerAction:
         if self._over() or not self._driver.alive:
             return
         if attempt.process.exit_code == 0:
-            self._rows = [] if attempt.report is None else [{"kind": REPORT, "text": attempt.report.to_json()}]
+            self._rows = [] if attempt.report is None else [{"kind": REPORT, "text": report_to_json(attempt.report)}]
             self._end_all()
         else:
             self._failures += 1

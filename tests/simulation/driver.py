@@ -17,7 +17,8 @@ from distkeras.ps.errors import DistkerasError, JobStoppedError, WorkerError
 from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.protocol.messages import Ack, SetValues
 from distkeras.ps.rules.schedules import schedule_of
-from distkeras.ps.server.process import ResumePoint, ServerProcess, StartRequest
+from distkeras.ps.server.process import ServerProcess, StartRequest
+from distkeras.ps.server.start_report import ResumePoint
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address, make_certificate
 from distkeras.ps.transport.driver_client import DriverClient, publication

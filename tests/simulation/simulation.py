@@ -21,7 +21,8 @@ from distkeras.ps.errors import (
     SnapshotError,
     WorkerError,
 )
-from distkeras.ps.server.process import StartReport, StartRequest, serve
+from distkeras.ps.server.process import StartRequest, serve
+from distkeras.ps.server.start_report import StartReport, report_to_json
 from simulation import cluster
 from simulation.disk import Disk
 from simulation.driver import DIRECTORY, Driver
@@ -359,7 +360,7 @@ def _serve(child: VirtualChild) -> int:
         return StartRequest.from_json(line.decode())
 
     def tell(report: StartReport) -> None:
-        child.tell(report.to_json().encode() + b"\n")
+        child.tell(report_to_json(report).encode() + b"\n")
 
     try:
         return serve(request, tell, child.wait_until_over, child.world, child.require_driver)

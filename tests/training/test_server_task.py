@@ -22,7 +22,8 @@ from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.errors import ERRORS, OwnershipLostError, ServerLostError
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.rules import make
-from distkeras.ps.server.process import StartReport, StartRequest
+from distkeras.ps.server.process import StartRequest
+from distkeras.ps.server.start_report import NotStarted, report_from_json
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Certificate, make_certificate
 from distkeras.ps.transport.driver_client import DriverClient, publication
@@ -134,7 +135,7 @@ def test_a_server_cannot_take_the_folder_from_a_newer_job(tmp_path: Path) -> Non
     for path in tmp_path.glob("*0000000b*"):
         path.unlink()
     report = task(tmp_path, fresh=False, token="0000000b").serve(1)
-    assert report is not None
+    assert isinstance(report, NotStarted)
     assert report.code == ERRORS.index(OwnershipLostError)
 
 
@@ -148,8 +149,9 @@ def test_an_error_that_another_attempt_would_repeat_is_reported(tmp_path: Path) 
         (task(tmp_path, token="0000000b"), "must be an empty directory"),
         (task(tmp_path, fresh=False, job={"batch_size": 2}, token="0000000b"), "batch_size"),
     ):
-        report = [StartReport.from_json(said) for kind, said in Running(other).rows() if kind == REPORT]
-        assert text in report[0].error
+        (report,) = [report_from_json(said) for kind, said in Running(other).rows() if kind == REPORT]
+        assert isinstance(report, NotStarted)
+        assert text in report.error
 
 
 def test_no_server_is_found_before_its_announcement(tmp_path: Path) -> None:

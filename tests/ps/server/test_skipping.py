@@ -25,7 +25,8 @@ from distkeras.ps.errors import JobStoppedError, LocalProtocolError, NodeError, 
 from distkeras.ps.protocol.compression import FORMATS, WorkerFormat
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.rules import Rule, center_rules, make
-from distkeras.ps.server.process import ServerProcess, StartReport
+from distkeras.ps.server.process import ServerProcess
+from distkeras.ps.server.start_report import started_from_json
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
@@ -254,7 +255,7 @@ def test_a_server_without_a_supervisor_ends(tmp_path: Path) -> None:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None
-        report = StartReport.from_json(server.stdout.readline())
+        report = started_from_json(server.stdout.readline())
         address = Address(report.host, report.port, KEY)
         driver = DriverClient(address, PATIENT)
         driver.publish(np.zeros(3, np.float32))

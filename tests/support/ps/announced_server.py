@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 
 from distkeras.ps.server.announced import serve_announced
-from distkeras.ps.server.process import StartReport, StartRequest
+from distkeras.ps.server.process import StartRequest
+from distkeras.ps.server.start_report import StartReport, report_from_json, report_to_json
 from support.patience import patience, until
 
 
@@ -68,7 +69,7 @@ class AnnouncedServer:
         out, _ = self.process.communicate(timeout=patience(60))
         assert self.process.returncode == 0
         line = out.strip()
-        return StartReport.from_json(line) if line else None
+        return report_from_json(line) if line else None
 
 
 def main() -> None:
@@ -80,7 +81,7 @@ def main() -> None:
         attempt=int(attempt),
         given_up=int(given_up),
     )
-    sys.stdout.write("" if report is None else report.to_json())
+    sys.stdout.write("" if report is None else report_to_json(report))
 
 
 if __name__ == "__main__":
