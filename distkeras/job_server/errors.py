@@ -114,7 +114,6 @@ FINAL = frozenset(state for state, following in TRANSITIONS.items() if not follo
 ACTIVE = frozenset({JobState.STARTING, JobState.TRAINING, JobState.PREDICTING})
 #: The kinds of jobs.
 TRAIN, PREDICT = "train", "predict"
-KINDS = (TRAIN, PREDICT)
 #: The state in which the driver of each kind of job works.
 WORKING_STATES = {TRAIN: JobState.TRAINING, PREDICT: JobState.PREDICTING}
 

@@ -27,6 +27,8 @@ from distkeras.keras_model.keras_config import Settings
 from distkeras.keras_model.optimizers import inner_optimizer
 from distkeras.keras_model.unsaved_values import (
     add_flags,
+    add_metadata,
+    metadata_in,
     read_flags,
     restore_flags,
     set_values,
@@ -45,8 +47,8 @@ BACKENDS = ("tensorflow", "jax", "torch")
 #: Held while a model of the user's is read, or takes a step that is undone: several threads may train one model.
 USING_MODELS = threading.RLock()
 
-#: The file of an archive that Keras writes and does not read, and the key of `with_attributes` in it.
-_METADATA, _ATTRIBUTES = "metadata.json", "distkeras_attributes"
+#: The key of `with_attributes` in an archive's metadata.
+_ATTRIBUTES = "distkeras_attributes"
 
 #: Keras' errors for an archive that it cannot write or read: a missing class, a refused lambda, damage.
 _ARCHIVE_ERRORS = (
@@ -201,9 +203,8 @@ def from_bytes(
 
 def attributes_in(data: bytes) -> Attributes:
     """Return the attributes in an archive, from `with_attributes`."""
-    with zipfile.ZipFile(BytesIO(data)) as archive:
-        found: Attributes = json.loads(archive.read(_METADATA)).get(_ATTRIBUTES, [])
-        return found
+    found: Attributes = metadata_in(data).get(_ATTRIBUTES, [])
+    return found
 
 
 def with_attributes(data: bytes, attributes: Attributes) -> bytes:
@@ -211,11 +212,7 @@ def with_attributes(data: bytes, attributes: Attributes) -> bytes:
     if not attributes:
         return data
     buffer = BytesIO(data)
-    with zipfile.ZipFile(buffer, "a") as archive:
-        metadata = json.loads(archive.read(_METADATA))
-        # Replaced in the list of files, so that the weights are not copied. Keras does not read this file.
-        archive.filelist.remove(archive.NameToInfo.pop(_METADATA))
-        archive.writestr(_METADATA, json.dumps({**metadata, _ATTRIBUTES: attributes}))
+    add_metadata(buffer, {_ATTRIBUTES: attributes})
     return buffer.getvalue()
 
 

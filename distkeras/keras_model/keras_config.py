@@ -18,17 +18,6 @@ from distkeras.ps.errors import ConfigurationError
 Settings = Mapping[str, Any]
 """Values of the settings by name, JSON-ready."""
 
-#: Getters and switches of ``keras.config`` that do not travel, and why.
-EXCUSED = {
-    "backend": "it is chosen before Keras is imported, and a recipe names it",
-    "nnx_enabled": "JAX reads it on import, and no public function sets it",
-    "max_epochs": "it limits calls of `fit`, for debugging",
-    "max_steps_per_epoch": "it limits calls of `fit`, `evaluate` and `predict`, for debugging",
-    "interactive_logging": "it concerns what is printed",
-    "traceback_filtering": "it concerns the text of errors",
-    "unsafe_deserialization": "it permits code: a recipe names the model whose code it permits",
-}
-
 
 def settings_now() -> dict[str, Any]:
     """Return the settings of this thread.

@@ -233,9 +233,9 @@ class CopyState:
         changed = next((name for name, flag in self._flags.items() if flags.get(name, flag) is not flag), None)
         if changed is not None:
             raise _refused(author, f"`trainable` of {changed} to {flags[changed]}")
-        if self.has_new_weights:
-            names = [weight.path for weight in model.trainable_variables]
-            first = next(name for name, same in zip(names, self._same_weights(), strict=True) if not same)
+        weights = zip(model.trainable_variables, self._same_weights(), strict=True)
+        first = next((weight.path for weight, same in weights if not same), None)
+        if first is not None:
             raise _refused(author, f"weights during training, first {first!r}; it may do so in `on_train_end`")
         attributes = _plain_attributes(model)
         for name, value in self._attributes.items():
@@ -246,11 +246,6 @@ class CopyState:
                 )
         if int(model.optimizer.iterations) != self._iterations:
             raise _refused(author, "the optimizer's count of steps")
-
-    @property
-    def has_new_weights(self) -> bool:
-        """Return whether a trained weight has changed."""
-        return not all(self._same_weights())
 
     def _same_weights(self) -> list[bool]:
         weights = self._model.trainable_variables

@@ -33,8 +33,6 @@ from distkeras.ps.worker.tables import Window
 if TYPE_CHECKING:
     import keras
 
-    from distkeras.keras_model.tables import RowModel
-
 
 #: The largest memory of an index for a row.
 _INDEX_BYTES = 128

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -170,18 +170,29 @@ def add_flags(path: Path, model: keras.Model) -> None:
         return
     parts = {"layers": all_layers(model), "weights": model.weights}
     flags = {kind: [part.trainable for part in of_kind] for kind, of_kind in parts.items()}
-    with zipfile.ZipFile(path, "a") as archive:
-        metadata = json.loads(archive.read(_METADATA))
-        # Replaced in the list of files, so that the weights are not copied.
-        archive.filelist.remove(archive.NameToInfo.pop(_METADATA))
-        archive.writestr(_METADATA, json.dumps({**metadata, _KEY: flags}))
+    add_metadata(path, {_KEY: flags})
 
 
 def read_flags(data: bytes) -> dict[str, list[bool]] | None:
     """Return the flags of layers and weights in an archive; None if nothing is frozen."""
+    flags: dict[str, list[bool]] | None = metadata_in(data).get(_KEY)
+    return flags
+
+
+def metadata_in(data: bytes) -> dict[str, Any]:
+    """Return the metadata in an archive: those of Keras, and what `add_metadata` has added."""
     with zipfile.ZipFile(BytesIO(data)) as archive:
-        flags: dict[str, list[bool]] | None = json.loads(archive.read(_METADATA)).get(_KEY)
-        return flags
+        metadata: dict[str, Any] = json.loads(archive.read(_METADATA))
+        return metadata
+
+
+def add_metadata(file: Path | IO[bytes], values: Mapping[str, Any]) -> None:
+    """Add JSON values to the metadata in an archive."""
+    with zipfile.ZipFile(file, "a") as archive:
+        metadata = json.loads(archive.read(_METADATA))
+        # Replaced in the list of files, so that the weights are not copied.
+        archive.filelist.remove(archive.NameToInfo.pop(_METADATA))
+        archive.writestr(_METADATA, json.dumps({**metadata, **values}))
 
 
 def restore_flags(flags: Mapping[str, Sequence[bool]], model: keras.Model) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from ml_dtypes import bfloat16
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules.base import BLOCK, Chunk, Replica, Rule, RuleInfo, Scalars, Traits, Vector, WorkerState
@@ -299,8 +298,3 @@ def merge(local: np.ndarray, total: Vector, members: int, wait: int) -> np.ndarr
     """
     merged: np.ndarray = (2 * wait * local + total) / (2 * wait + members)
     return merged
-
-
-def through_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Return ``values`` cast to bfloat16 and back, each rounded to the nearest, ties to even."""
-    return values.astype(bfloat16).astype(values.dtype)

@@ -73,12 +73,11 @@ class Relay:
         key: bytes,
         hello: Hello,
         *,
-        parts: int,
         workers: int,
         deadlines: Deadlines,
         world: World = REAL,
     ) -> None:
-        self._hello, self._parts, self._workers = hello, parts, workers
+        self._hello, self._workers = hello, workers
         self._deadlines, self._world = deadlines, world
         self._changed = world.condition()
         self._leads = self._closed = False
@@ -100,7 +99,7 @@ class Relay:
             self._listener.start(
                 self._serve,
                 most=self._workers,
-                limits=_limits(self._hello, self._parts),
+                limits=_limits(self._hello),
                 allocate=self._memory,
             )
 
@@ -193,7 +192,7 @@ class Relay:
         if not self._enter(session):
             return False
         try:
-            answer_handshake(channel, hello, SlotSizes(own.size, self._parts), self._world)
+            answer_handshake(channel, hello, SlotSizes(own.size, 1), self._world)
             while self._serve_one(session):
                 pass
         finally:
@@ -261,7 +260,7 @@ class Relay:
 
     def _memory(self) -> Allocate:
         """Return the allocator for the arrays of one connection, which reuses the memory of the payload."""
-        payload = np.empty(self._hello.size if self._parts == 1 else 0, np.float32)
+        payload = np.empty(self._hello.size, np.float32)
         reused = payload.size != self._hello.moving_statistics
 
         def allocate(kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
@@ -284,7 +283,6 @@ class RelayLink:
         key: bytes,
         hello: Hello,
         *,
-        parts: int,
         shared: bool,
         allocate: Allocate,
         deadlines: Deadlines,
@@ -294,9 +292,9 @@ class RelayLink:
         #: The slots for payloads, if the relay shares memory.
         self.slots: SharedSlots | None = None
         self._channel: Channel | None = None
-        sizes = SlotSizes(hello.size, parts) if shared else None
+        sizes = SlotSizes(hello.size, 1) if shared else None
         try:
-            self._channel = dial(address, key, deadlines, allocate=allocate, limits=_limits(hello, parts), world=world)
+            self._channel = dial(address, key, deadlines, allocate=allocate, limits=_limits(hello), world=world)
             self.slots = begin_handshake(self._channel, hello, sizes, deadlines.reply, world)
         except (DistkerasError, OSError) as error:
             self.close()
@@ -327,8 +325,8 @@ class RelayLink:
             self._channel.close()
 
 
-def _limits(hello: Hello, parts: int) -> Limits:
-    return Limits(body=4 * (parts * hello.size + hello.moving_statistics) + _FRAME_ROOM)
+def _limits(hello: Hello) -> Limits:
+    return Limits(body=4 * (hello.size + hello.moving_statistics) + _FRAME_ROOM)
 
 
 def _lost(error: Exception) -> RelayLostError:
@@ -386,7 +384,6 @@ class RelayGroup:
                 self._host(),
                 client.address.key,
                 client.hello,
-                parts=1,
                 workers=self._workers,
                 deadlines=client.deadlines,
                 world=client.world,
@@ -399,7 +396,6 @@ class RelayGroup:
                 address,
                 client.address.key,
                 client.hello,
-                parts=1,
                 shared=self._shared,
                 allocate=client.memory_of_replies,
                 deadlines=client.deadlines,

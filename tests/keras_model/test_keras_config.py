@@ -15,7 +15,7 @@ from distkeras import Trainer
 from distkeras.analysis.keras_gradient import KerasGradient
 from distkeras.data.batches import Batch
 from distkeras.keras_model import archive, mapped_tables
-from distkeras.keras_model.keras_config import EXCUSED, applied, from_text, settings_now, to_text, use
+from distkeras.keras_model.keras_config import applied, from_text, settings_now, to_text, use
 from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ml.model import KerasModel
@@ -41,6 +41,18 @@ def model_of(policy: str) -> keras.Model:
             keras.layers.Dense(2),
         ]
         return keras.Sequential(layers)
+
+
+#: Getters and switches of ``keras.config`` that do not travel, and why.
+EXCUSED = {
+    "backend": "it is chosen before Keras is imported, and a recipe names it",
+    "nnx_enabled": "JAX reads it on import, and no public function sets it",
+    "max_epochs": "it limits calls of `fit`, for debugging",
+    "max_steps_per_epoch": "it limits calls of `fit`, `evaluate` and `predict`, for debugging",
+    "interactive_logging": "it concerns what is printed",
+    "traceback_filtering": "it concerns the text of errors",
+    "unsafe_deserialization": "it permits code: a recipe names the model whose code it permits",
+}
 
 
 def test_every_setting_travels_or_has_a_reason_not_to() -> None:

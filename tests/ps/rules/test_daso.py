@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.present import present
 from support.ps.daso_runs import ETA, FLAT, assert_close, blocking, cycling, run_daso, run_without_gradients
-from support.ps.daso_simulator import simulate_daso
+from support.ps.daso_simulator import simulate_daso, through_bfloat16
 from support.ps.daso_transcription import bfloat16
 from support.ps.daso_transcription import daso as transcribed
 from support.ps.transcriptions import Problem
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
-from distkeras.ps.rules.daso import Daso, merge, through_bfloat16
+from distkeras.ps.rules.daso import Daso, merge
 from distkeras.ps.rules.schedules import Constant, StepDecay, WarmUp
 
 # Transcription

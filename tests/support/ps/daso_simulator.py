@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from distkeras.ps.rules.base import Vector, total_of
-from distkeras.ps.rules.daso import Daso, Turn, Turns, local_step, merge, through_bfloat16
+from distkeras.ps.rules.daso import Daso, Turn, Turns, local_step, merge
 from distkeras.ps.rules.schedules import Constant, Schedule
+
+
+def through_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return ``values`` cast to bfloat16 and back, each rounded to the nearest, ties to even."""
+    return values.astype(bfloat16).astype(values.dtype)
 
 
 class _Cluster:
