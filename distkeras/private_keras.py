@@ -120,10 +120,21 @@ def nodes_removed(operations: Iterable[Any]) -> Iterator[None]:
             part._inbound_nodes[:], part._outbound_nodes[:] = inbound, outbound
 
 
-def call_again(node: Any, operation: Callable[..., Any], tensors: Mapping[int, Any]) -> Any:
-    """Return what ``operation`` returns for a node's arguments, with other tensors, by the identity of the node's."""
+def arguments_with(node: Any, tensors: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a node's arguments with other tensors: those in ``tensors``, by the identities of its own."""
     args, kwargs = node.arguments.fill_in(tensors)
-    return operation(*args, **kwargs)
+    return tuple(args), dict(kwargs)
+
+
+def call_recorded(node: Any, tensors: Mapping[int, Any]) -> list[Any]:
+    """Record a further call of a node's operation, with `arguments_with`; return its outputs. No code of it runs."""
+    import keras
+    from keras.src.ops.node import Node
+
+    args, kwargs = arguments_with(node, tensors)
+    outputs = [keras.KerasTensor(own.shape, own.dtype, sparse=own.sparse) for own in node.output_tensors]
+    Node(node.operation, call_args=args, call_kwargs=kwargs, outputs=outputs)
+    return outputs
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:

@@ -169,9 +169,16 @@ def test_the_graph_of_a_functional_model() -> None:
         last(keras.Input((2,)))
         assert len(private_keras.calls_of(last)) == 2
     same(private_keras.calls_of(last), [call])
+    given = {id(call.input_tensors[0]): keras.Input((2,))}
     with needs("arguments.fill_in of a node"):
-        given = {id(call.input_tensors[0]): np.ones((4, 2), np.float32)}
-        assert tuple(private_keras.call_again(call, last, given).shape) == (4, 1)
+        args, options = private_keras.arguments_with(call, given)
+        same(args, given.values())
+        assert not any(options.values())
+    with needs("keras.src.ops.node.Node"), private_keras.nodes_removed([last]):
+        outputs = private_keras.call_recorded(call, given)
+        again = keras.Model(next(iter(given.values())), outputs)
+        assert again.layers[-1] is last
+        assert tuple(again.outputs[0].shape) == (None, 1)
 
 
 def test_what_a_model_is_compiled_with() -> None:

@@ -6,14 +6,15 @@ Training by rows and prediction with tables in files divide a model in the same 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distkeras.private_keras import (
     all_layers,
-    call_again,
+    arguments_with,
+    call_recorded,
     calls_of,
     created_variables,
     functional_in,
@@ -192,7 +193,9 @@ def flattened(model: keras.Model) -> Iterator[Any]:
 
     operations = [part for graph in (model, *map(functional_of, inner_models(model))) for part in graph.operations]
     with nodes_removed(operations):
-        flat = keras.Model(model.input, _outputs(model, {id(own): own for own in model.inputs}, _flat), name=model.name)
+        flat = keras.Model(
+            model.input, _outputs(model, {id(own): own for own in model.inputs}, flat=True), name=model.name
+        )
         _require_any_order(flat)
         yield flat
 
@@ -214,38 +217,36 @@ def _require_any_order(model: Any) -> None:
                 raise ValueError(f"the output of {maker.name!r} is used more than twice")
 
 
-def _flat(part: Any) -> Any:
-    """Return what is called in place of an operation, so that a nested model's layers are called themselves."""
-    import keras
+def _outputs(model: Any, given: Mapping[int, Any], *, flat: bool = False) -> Any:
+    """Return the outputs of a functional model, in their structure, from other tensors.
 
-    inner = functional_of(part)
-    if inner is None:
-        return part
-
-    def call(given: Any, **options: Any) -> Any:
-        tensors = keras.tree.flatten(given)
-        kinds = [[(tuple(t.shape), t.dtype) for t in side] for side in (tensors, inner.inputs)]
-        if kinds[0] != kinds[1] or any(value is not None for value in options.values()):
-            raise ValueError(f"the model {part.name!r} must be given {kinds[1]}. Received: {kinds[0]} with {options}")
-        outputs = _outputs(inner, {id(own): new for own, new in zip(inner.inputs, tensors, strict=True)}, _flat)
-        return unwrapped(outputs) if isinstance(outputs, list | tuple) else outputs
-
-    return call
-
-
-def _outputs(model: Any, given: Mapping[int, Any], operation: Callable[[Any], Any] = lambda part: part) -> Any:
-    """Return the outputs of a functional model, in their structure, computed again by its operations.
+    The calls of its operations are recorded once more: none of them runs, so that no layer counts a call.
 
     Args:
         given: new tensors in the place of tensors of the model, by the identities of these; they suffice.
-        operation: returns what is called in place of an operation.
+        flat: record the calls within nested models instead of those of the models.
     """
     import keras
 
-    known = dict(given)
-    left = needed(model.outputs, given)
+    known, left = dict(given), needed(model.outputs, given)
     for node in nodes_of(model):
         if any(id(tensor) in left for tensor in node.output_tensors):
-            new = keras.tree.flatten(call_again(node, operation(node.operation), known))
+            inner = functional_of(node.operation) if flat else None
+            new = call_recorded(node, known) if inner is None else _flat_outputs(node, inner, known)
             known |= {id(own): tensor for own, tensor in zip(node.output_tensors, new, strict=True)}
     return keras.tree.map_structure(lambda tensor: known[id(tensor)], structures(model)[1])
+
+
+def _flat_outputs(node: Any, inner: Any, known: Mapping[int, Any]) -> list[Any]:
+    """Return the outputs of the call of a nested model, whose own calls are recorded."""
+    import keras
+
+    args, options = arguments_with(node, known)
+    tensors = keras.tree.flatten(args or options.pop("inputs"))
+    kinds = [[(tuple(t.shape), t.dtype) for t in side] for side in (tensors, inner.inputs)]
+    if kinds[0] != kinds[1] or any(value is not None for value in options.values()):
+        raise ValueError(
+            f"the model {node.operation.name!r} must be given {kinds[1]}. Received: {kinds[0]} with {options}"
+        )
+    given = {id(own): tensor for own, tensor in zip(inner.inputs, tensors, strict=True)}
+    return list(keras.tree.flatten(_outputs(inner, given, flat=True)))
