@@ -244,10 +244,9 @@ def trained_partition(
 
 
 # Adam squares each row of a table's gradient separately, even if an id occurs twice.
+@pytest.mark.slow
 @not_on_torch
-@pytest.mark.parametrize(
-    "optimizer", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad", "schedule"))]
-)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad", "schedule"])
 def test_groups_that_cannot_be_trained_are_rows_with_their_errors(
     caplog: pytest.LogCaptureFixture, optimizer: str
 ) -> None:

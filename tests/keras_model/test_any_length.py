@@ -156,7 +156,17 @@ def windows(batches: list[Batch]) -> Iterator[list[Batch]]:
     yield [replace(batch) for batch in batches[6:]]
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+#: The models of the default suite. The others are slow.
+BY_DEFAULT = ("gru", "curves")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(build, id=name, marks=[] if name in BY_DEFAULT else [pytest.mark.slow])
+        for name, build in MODELS.items()
+    ],
+)
 def test_steps_are_keras_own_on_the_same_mini_batches(build: Callable[[], tuple[keras.Model, DataSpec]]) -> None:
     one, spec = replica_of(build, keras.optimizers.SGD(0.1))
     batches = mini_batches(spec)
@@ -215,7 +225,9 @@ def test_one_trace_serves_all_lengths() -> None:
     assert again <= (len({batch.x[0].shape for batch in batches}) if compiles_each_length(replica.model) else 0)
 
 
-@pytest.mark.parametrize("build", [lstm, tagger, weighted_steps], ids=["lstm", "tagger", "weighted"])
+@pytest.mark.parametrize(
+    "build", [lstm, *(pytest.param(build, marks=pytest.mark.slow) for build in (tagger, weighted_steps))]
+)
 def test_gradients_are_keras_own(build: Any) -> None:
     build = MODELS[build.__name__]
     replica, spec = replica_of(build, keras.optimizers.SGD(1.0))

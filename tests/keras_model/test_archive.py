@@ -68,9 +68,10 @@ archive.from_bytes(data)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "assets",
-    [pytest.param([], id="", marks=pytest.mark.slow), pytest.param(["vocabulary"], id="with a vocabulary")],
+    [pytest.param([], id=""), pytest.param(["vocabulary"], id="with a vocabulary")],
 )
 def test_a_process_that_is_killed_while_it_loads_a_model_leaves_no_file(tmp_path: Path, assets: list[str]) -> None:
     """Only the files that Keras unpacks remain, in Spark's own folder, which ends with the application."""

@@ -330,6 +330,7 @@ def test_words_in_names_matter_and_numbers_do_not() -> None:
         assert third is not first
 
 
+@pytest.mark.slow
 def test_labels_of_another_shape_rebuild_the_metrics() -> None:
     """The meaning of "accuracy" depends on the labels."""
     recipe, file = packed(network(loss="mse"))

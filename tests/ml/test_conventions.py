@@ -206,6 +206,7 @@ class TestClassifiers:
             np.asarray(column(out, "features")[:, 0] > 0) ^ (activation == "softmax"),
         )
 
+    @pytest.mark.slow
     def test_thresholds_choose_the_class_that_spark_chooses(self, spark: SparkSession) -> None:
         from pyspark.ml.classification import LogisticRegression
 

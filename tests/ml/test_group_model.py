@@ -113,6 +113,7 @@ def test_one_batch_may_have_bad_values_and_unknown_keys(fitted: KerasGroupModel,
     assert 0 < reasons["null"] < 60
 
 
+@pytest.mark.slow
 def test_a_group_model_is_saved_and_loaded_in_a_pipeline(
     fitted: KerasGroupModel, df: DataFrame, tmp_path: Path
 ) -> None:

@@ -60,7 +60,8 @@ def compiled_towers(penalty: str | None = None) -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("penalty", [None, pytest.param("l2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("penalty", [None, "l2"])
 def test_a_model_is_evaluated_with_tables_in_files(
     rows: DataFrame, monkeypatch: pytest.MonkeyPatch, penalty: str | None
 ) -> None:

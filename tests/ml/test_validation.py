@@ -124,6 +124,7 @@ def test_a_metric_that_does_not_add_up_is_computed_from_a_sample(
     assert "a sample" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_trainer_takes_columns_and_rows_to_validate_on_as_the_estimator_does(df: DataFrame) -> None:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])

@@ -133,7 +133,7 @@ def installed(
 
 every_way = pytest.mark.parametrize(
     "installed",
-    ["wheel", *(pytest.param(way, marks=pytest.mark.slow) for way in ("sdist", "editable")), "zip"],
+    [*(pytest.param(way, marks=pytest.mark.slow) for way in ("wheel", "sdist", "editable")), "zip"],
     indirect=True,
     scope="module",
 )

@@ -91,6 +91,7 @@ def test_a_refused_window_counts_once_in_the_history() -> None:
     np.testing.assert_allclose(own["seconds"], trace.time[trace.worker == 0])
 
 
+@pytest.mark.slow
 def test_windows_that_follow_the_speeds_cover_the_run() -> None:
     run = Run("downpour", 8, 0.01, 800, "one slow worker", (("window", "by_speed"), ("window_max", 8)))
     trace, batches = simulated(run, 0)
@@ -174,6 +175,7 @@ def test_a_curve_that_ends_early_is_marked_with_a_cross() -> None:
     np.testing.assert_array_equal(cross.get_xydata(), [[16, 2]])
 
 
+@pytest.mark.slow
 def test_an_interrupted_reproduction_continues(tmp_path: Path) -> None:
     path = tmp_path / "unfinished"
     first, second = (partial(throughput.throughput, rule, "homogeneous", 2, 5, 1) for rule in ("asgd", "ssgd"))

@@ -17,7 +17,7 @@ SOON = {
     "a-micro-batch-begins-where-the-one-before-ended": 20,
     "spark-notes-a-micro-batch-before-its-snapshot": 69,
     "an-attempt-of-an-earlier-micro-batch-gets-a-lease": 1266,
-    "an-early-attempt-does-not-wait": 236,
+    "an-early-attempt-does-not-wait": 434,
     "records-of-earlier-micro-batches-are-drained": 69,
     "what-was-skipped-before-counts-as-present": 2903,
     "other-rows-are-taken-for-the-same": 821,

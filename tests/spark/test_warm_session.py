@@ -118,12 +118,13 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("warm_up", "backend", "found", "logged"),
     [
         (True, None, True, ""),
-        pytest.param(False, None, False, "", marks=pytest.mark.slow),
-        pytest.param(True, "unknown", False, "Keras could not be imported", marks=pytest.mark.slow),
+        (False, None, False, ""),
+        (True, "unknown", False, "Keras could not be imported"),
     ],
 )
 def test_the_driver_has_imported_keras_when_the_session_is_returned(

@@ -44,7 +44,9 @@ def counted_rows(spark: SparkSession) -> DataFrame:
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the call that kills a worker is TensorFlow's")
-@pytest.mark.parametrize("tables", ["dense", ["counts"]], ids=["dense", "by rows"])
+@pytest.mark.parametrize(
+    "tables", [pytest.param("dense", id="dense"), pytest.param(["counts"], id="by rows", marks=pytest.mark.slow)]
+)
 def test_each_step_counts_once_though_a_worker_is_killed(spark: SparkSession, tmp_path: Path, tables: Any) -> None:
     kill = step_callback_layer(once_at_step(tmp_path / "killed", 3, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     trainer = Trainer(
@@ -67,6 +69,7 @@ def test_each_step_counts_once_though_a_worker_is_killed(spark: SparkSession, tm
     assert all("of the steps in the mini-batches of worker" in event["text"] for event in padding)
 
 
+@pytest.mark.slow
 def test_a_stream_counts_each_step_once(spark: SparkSession, tmp_path: Path) -> None:
     rows = counted_rows(spark)
     rows.repartition(3).write.parquet(str(tmp_path / "in"))
@@ -104,6 +107,7 @@ def options(**changed: Any) -> dict[str, Any]:
     return columns | keras_options | {"batch_size": 8, "num_epoch": 2} | changed
 
 
+@pytest.mark.slow
 def test_an_estimator_tags_steps_of_rows_of_any_length(spark: SparkSession) -> None:
     df = tagged_rows(spark).cache()
     given = options(num_workers=2, num_epoch=15, prediction_col="scores", weighted_metrics=["accuracy"])
@@ -117,6 +121,7 @@ def test_an_estimator_tags_steps_of_rows_of_any_length(spark: SparkSession) -> N
         np.testing.assert_allclose(row["scores"], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*You are using a softmax over axis")  # rows of one step are there, too
 def test_an_attention_map_is_predicted_as_wide_and_as_high_as_its_row_is_long(spark: SparkSession) -> None:
     keras.utils.set_random_seed(5)
@@ -142,7 +147,7 @@ def test_an_attention_map_is_predicted_as_wide_and_as_high_as_its_row_is_long(sp
             np.testing.assert_allclose(output, expected[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_evaluation_does_not_depend_on_partitions(spark: SparkSession, partitions: int) -> None:
     """The loss of a mini-batch without a mask depends on its padding, and so on the rows that share it."""
     curve = keras.Input((None, 1))
@@ -184,6 +189,7 @@ def test_a_saved_estimator_keeps_its_padding(spark: SparkSession, tmp_path: Path
     assert KerasEstimator.load(str(tmp_path / "saved")).getOrDefault("padding") == padding
 
 
+@pytest.mark.slow
 def test_rows_are_validated_while_mini_batches_are_bucketed(spark: SparkSession) -> None:
     df = tagged_rows(spark).cache()
     trainer = Trainer(tagger(), "downpour", **options(num_workers=2, padding=Padding(bucket=True)))
@@ -192,6 +198,7 @@ def test_rows_are_validated_while_mini_batches_are_bucketed(spark: SparkSession)
     assert (last["rows"], trainer.epochs.collect()[-1]["val_loss"]) == (60, last["loss"])
 
 
+@pytest.mark.slow
 def test_a_group_is_trained_and_predicts_as_alone(spark: SparkSession) -> None:
     df = tagged_rows(spark, 24).cache()
     fitted = KerasEstimator(tagger(), "downpour", **options(prediction_col="scores")).fitGroups(df, by="group")

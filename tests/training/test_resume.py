@@ -56,6 +56,7 @@ def test_another_job_cannot_resume_a_completed_job(
     assert again.resumed.exact
 
 
+@pytest.mark.slow
 def test_other_rows_are_found_before_any_work_with_another_number_of_workers(
     clouds: DataFrame, spark: SparkSession, tmp_path: Path, ended: tuple[keras.Model, Path]
 ) -> None:

@@ -126,6 +126,7 @@ def test_rows_are_admitted_by_their_third_touch(spark: SparkSession, tmp_path: P
     assert text == f"rows of 'table': {kept} are kept; {kept} were admitted, 0 have expired, 0 were removed"
 
 
+@pytest.mark.slow
 def test_rows_expire_that_no_commit_touches(spark: SparkSession, tmp_path: Path) -> None:
     """Micro-batches of ten commits: two without a row are more than 19 commits between its touches."""
     files = [[1, 2, 3, *[50] * 7], [2, *[51] * 9], [2, *[52] * 9], [1, 2, *[53] * 8]]
@@ -137,6 +138,7 @@ def test_rows_expire_that_no_commit_touches(spark: SparkSession, tmp_path: Path)
     assert counts_of(trainer.model.get_layer("table")) == {1: 1.0, 2: 4.0, 52: 9.0, 53: 8.0}
 
 
+@pytest.mark.slow
 def test_rows_are_removed_by_key(spark: SparkSession, tmp_path: Path) -> None:
     stream = arrive(spark, tmp_path / "in", [[1, 2, 3, 3], [4] * 4])
     trainer = Trainer(
@@ -178,6 +180,7 @@ def score(spark: SparkSession, scoring: KerasStreamModel, folder: Path, ids: Seq
     return {row["id"]: -row["prediction"] for row in rows if row["version"] == newest}
 
 
+@pytest.mark.slow
 def test_versions_have_the_changes_of_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Each version is that of all rows, and its files are those of the rows that have changed."""
     files = [range(8, 50), [1, 2], [2, 3], [3, 51]]
@@ -209,6 +212,7 @@ def test_versions_have_the_changes_of_rows(spark: SparkSession, tmp_path: Path) 
     assert [entry["rows"] for entry in entries] == [42, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_scoring_process_reads_only_the_changes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +235,7 @@ def test_a_scoring_process_reads_only_the_changes(
     assert len([name for name in read if name.endswith(".parquet")]) == 1
 
 
+@pytest.mark.slow
 def test_versions_have_the_variables_in_the_order_of_the_model(spark: SparkSession, tmp_path: Path) -> None:
     """Workers have the dense variables first, and then the tables."""
     keras.utils.set_random_seed(2)

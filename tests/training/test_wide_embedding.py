@@ -139,6 +139,7 @@ class UsesMissingValues(Held):
             context.evaluate(others)
 
 
+@pytest.mark.slow
 def test_a_center_is_evaluated_with_the_rows_of_its_clock(spark: SparkSession, tmp_path: Path) -> None:
     """The validation losses are those of an ordinary table, which the driver holds completely."""
     df, validation = ratings(spark), ratings(spark, count=9)
