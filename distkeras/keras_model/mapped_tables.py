@@ -20,6 +20,7 @@ from distkeras.keras_model.model_graph import (
     IdSource,
     TableCall,
     calls_within,
+    free_name,
     functional_of,
     unwrapped,
     users_of,
@@ -92,7 +93,15 @@ def split_tables(
     division = Division(functional_of(model), calls)
     layers = list({id(call.layer): call.layer for call in calls}.values())
     sources, (ids, id_inputs) = division.sources(), division.before()
-    vectors = [keras.Input(batch_shape=call.vectors.shape, dtype=call.vectors.dtype) for call in calls]
+    taken = {operation.name for operation in functional_of(model).operations}
+    vectors = [
+        keras.Input(
+            batch_shape=call.vectors.shape,
+            dtype=call.vectors.dtype,
+            name=free_name(f"{call.layer.name}_vectors", taken),
+        )
+        for call in calls
+    ]
     rest = keras.Model(unwrapped([*division.kept_inputs(), *vectors]), division.behind(vectors))
     parts = ModelParts(
         part_to_bytes(rest, objects),

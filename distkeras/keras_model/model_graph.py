@@ -97,7 +97,7 @@ class Division:
 
     Args:
         functional: the model.
-        calls: all calls of these tables; the ids of none are computed from the vectors of another.
+        calls: all calls of these tables.
 
     Attributes:
         ids: the symbolic tensors of the calls' ids, each once.
@@ -108,7 +108,7 @@ class Division:
         self._functional, self._calls = functional, calls
         self._inputs = {id(tensor): number for number, tensor in enumerate(functional.inputs)}
         self.ids = list({id(call.ids): call.ids for call in calls}.values())
-        self.kept = self._inputs_of(functional.outputs, [call.vectors for call in calls])
+        self.kept = self._inputs_of(functional.outputs, {id(call.vectors) for call in calls})
         self._computed = [tensor for tensor in self.ids if id(tensor) not in self._inputs]
 
     def number_of(self, ids: Any) -> int:
@@ -133,7 +133,7 @@ class Division:
 
     def behind(self, vectors: Sequence[Any]) -> Any:
         """Return the outputs, in their structure, for other symbolic vectors: one tensor for each call."""
-        given = {id(self._functional.inputs[number]): self._functional.inputs[number] for number in self.kept}
+        given = {id(tensor): tensor for tensor in self.kept_inputs()}
         given |= {id(call.vectors): tensor for call, tensor in zip(self._calls, vectors, strict=True)}
         return _outputs(self._functional, given)
 
@@ -141,16 +141,16 @@ class Division:
         """Return the symbolic inputs that are `kept`."""
         return [self._functional.inputs[number] for number in self.kept]
 
-    def _inputs_of(self, tensors: Iterable[Any], stops: Iterable[Any] = ()) -> tuple[int, ...]:
-        """Return the numbers of the inputs that tensors are computed from, without those behind ``stops``."""
-        found = needed(tensors, {id(tensor) for tensor in stops})
+    def _inputs_of(self, tensors: Iterable[Any], stops: Container[int] = ()) -> tuple[int, ...]:
+        """Return the numbers of the inputs among the tensors that are `needed`."""
+        found = needed(tensors, stops)
         return tuple(sorted(self._inputs[key] for key in found if key in self._inputs))
 
 
 def needed(tensors: Iterable[Any], stops: Container[int] = ()) -> dict[int, Any]:
-    """Return ``tensors`` and all tensors that they are computed from, by their identities, except those in ``stops``.
+    """Return ``tensors`` and all tensors that they are computed from, by their identities.
 
-    What only such an excluded tensor is computed from is not returned, either.
+    The tensors whose identities are in ``stops`` are not returned, and neither is what only they are computed from.
     """
     found, pending = dict[int, Any](), list(tensors)
     while pending:
@@ -159,6 +159,15 @@ def needed(tensors: Iterable[Any], stops: Container[int] = ()) -> dict[int, Any]
             found[id(tensor)] = tensor
             pending += maker_of(tensor).input_tensors
     return found
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """Return ``name``, or the name with the first number that is free, and add it to those that are ``taken``."""
+    free = next(
+        text for text in (name, *(f"{name}_{number}" for number in range(1, len(taken) + 2))) if text not in taken
+    )
+    taken.add(free)
+    return free
 
 
 def unwrapped(values: Sequence[Any]) -> Any:
@@ -242,9 +251,10 @@ def _flat_outputs(node: Any, inner: Any, known: Mapping[int, Any]) -> list[Any]:
     import keras
 
     args, options = arguments_with(node, known)
-    tensors = keras.tree.flatten(args or options.pop("inputs"))
+    first, *others = args or (options.pop("inputs"),)
+    tensors, given_too = keras.tree.flatten(first), keras.tree.flatten([others, options])
     kinds = [[(tuple(t.shape), t.dtype) for t in side] for side in (tensors, inner.inputs)]
-    if kinds[0] != kinds[1] or any(value is not None for value in options.values()):
+    if kinds[0] != kinds[1] or any(value is not None for value in given_too):
         raise ValueError(
             f"the model {node.operation.name!r} must be given {kinds[1]}. Received: {kinds[0]} with {options}"
         )

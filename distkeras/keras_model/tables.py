@@ -21,6 +21,7 @@ from distkeras.keras_model.model_graph import (
     TableCall,
     calls_within,
     flattened,
+    free_name,
     functional_of,
     inner_models,
     needed,
@@ -470,7 +471,7 @@ class _Cutter:
             places = dict[int, Any]()
             for number in lookup.sources:
                 ids = self._division.ids[number]
-                name = _free_name(f"{maker_of(ids).operation.name}_rows", taken)
+                name = free_name(f"{maker_of(ids).operation.name}_rows", taken)
                 places[id(ids)] = keras.Input(batch_shape=ids.shape, dtype="int32", name=name)
             inputs += places.values()
             for number in lookup.tables:
@@ -514,11 +515,3 @@ def _order(model: Any, trainable: Sequence[Any], statistics: Sequence[Any]) -> V
     """Return the order of a model's variables, given these variables in that order."""
     places = [{id(v): number for number, v in enumerate(of(model))} for of in (trainable_variables, moving_statistics)]
     return VariableOrder(tuple(places[0][id(v)] for v in trainable), tuple(places[1][id(v)] for v in statistics))
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    free = next(
-        text for text in (name, *(f"{name}_{number}" for number in range(1, len(taken) + 2))) if text not in taken
-    )
-    taken.add(free)
-    return free

@@ -80,6 +80,16 @@ def test_predictions_equal_those_of_the_whole_model(tmp_path: Path) -> None:
         assert_same(parts.outputs(inputs), model.predict_on_batch(inputs))
 
 
+def test_inputs_may_have_the_names_that_keras_gives_in_another_process(tmp_path: Path) -> None:
+    extra, ids = keras.Input((3,)), keras.Input((2,), dtype="int32")
+    vectors = layers.Flatten()(layers.Embedding(ROWS, 3)(ids))
+    data = to_bytes(keras.Model([ids, extra], layers.Dense(1)(layers.Concatenate()([vectors, extra]))))
+    keras.backend.clear_session()  # it counts from the first name again, as in a new process
+    model = from_bytes(data, CustomObjects())
+    inputs = [np.arange(8, dtype=np.int32).reshape(4, 2), np.ones((4, 3), np.float32)]
+    assert_same(mapped(model, tmp_path).outputs(inputs), [model.predict_on_batch(inputs)])
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, MappedModel]:
     if keras.backend.backend() == "jax":

@@ -24,6 +24,7 @@ from support.training.table_models import (
     sequential,
     slices,
     string_lookup,
+    tower_of_two_inputs,
     towers,
     two_calls,
     two_tables,
@@ -92,6 +93,17 @@ class Tied(layers.Layer):
 class Doubtful(layers.Layer):
     def call(self, ids: Any, training: bool = False) -> Any:
         return ids + 1 if training else ids
+
+
+@keras.saving.register_keras_serializable("test_tables")
+class Counting(layers.Layer):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.calls = 0
+
+    def call(self, hidden: Any) -> Any:
+        self.calls += 1
+        return hidden
 
 
 def subclassed() -> keras.Model:
@@ -262,6 +274,39 @@ def test_inner_models_are_cut_and_the_model_is_not_changed() -> None:
     assert model.get_layer("one").get_layer("narrow").output.shape == (None, 2, 5)
     only = cut(model, recipe, window=WINDOW, batch_size=SIZE, choose=["other/within/wide"])
     assert only.kept_dense == {"one/narrow": "`tables` does not name it"}
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        lambda inner, ids, extra: inner([ids, extra]),
+        lambda inner, ids, extra: inner(inputs=[ids, extra]),
+        lambda inner, ids, extra: inner([ids, extra], None),
+    ],
+    ids=["list", "keyword", "none"],
+)
+def test_an_inner_model_is_cut_however_it_is_called(called: Callable[[Any, Any, Any], Any]) -> None:
+    cut = CutCase.of(tower_of_two_inputs(called)).cut
+    assert ([table.name for table in cut.tables], cut.kept_dense) == (["inner/table"], {})
+
+
+@pytest.mark.filterwarnings("ignore:.*was passed an input with a mask")
+def test_an_inner_model_with_a_mask_of_its_own_stays_dense() -> None:
+    def called(inner: Any, ids: Any, extra: Any) -> Any:
+        return inner([ids, extra], mask=[ids > 0, None])
+
+    cut = CutCase.of(tower_of_two_inputs(called)).cut
+    assert "the model 'inner' must be given" in cut.kept_dense["inner/table"]
+
+
+def test_layers_do_not_run_when_a_model_is_cut() -> None:
+    """They may count their calls, and what they count travels with the model."""
+    counter, table = Counting(name="counter"), embedding()
+    model = embedded(lambda ids: counter(table(ids)))
+    assert counter.calls == 1
+    recipe = recipe_of(model, to_bytes(model))
+    assert cut(model, recipe, window=WINDOW, batch_size=SIZE, least_bytes=0).tables
+    assert counter.calls == 1
 
 
 def test_a_table_travels_by_rows_from_a_number_of_rows_on() -> None:

@@ -149,6 +149,16 @@ def sequential(optimizer: Any = None) -> keras.Model:
     return compiled(keras.Sequential(stack), optimizer, metrics=["mae"])
 
 
+def tower_of_two_inputs(called: Callable[[Any, Any, Any], Any] = lambda inner, ids, extra: inner([ids, extra])) -> Any:
+    """Return a model whose inner model, which is ``called`` with its inputs, has the table."""
+    keras.utils.set_random_seed(3)
+    own, numbers_too = keras.Input((4,), dtype="int32"), keras.Input((3,))
+    joined = layers.Concatenate()([layers.Flatten()(layers.Embedding(ROWS, 8, name="table")(own)), numbers_too])
+    inner = keras.Model([own, numbers_too], layers.Dense(4, name="within")(joined), name="inner")
+    ids, extra = keras.Input((4,), dtype="int32", name="ids"), keras.Input((3,), name="extra")
+    return compiled(keras.Model([ids, extra], head(called(inner, ids, extra))))
+
+
 def sequential_mask() -> keras.Model:
     keras.utils.set_random_seed(1)
     stack = [
@@ -307,6 +317,7 @@ CASES = {
     "a mask for pooling": Case(lambda: masked(layers.GlobalAveragePooling1D), ids_and_target),
     "ids that are floats": Case(float_ids, float_ids_and_target),
     "sequential": Case(sequential, ids_and_target),
+    "an inner model with two inputs": Case(tower_of_two_inputs, ids_extra_and_target),
     "sequential with a mask": Case(sequential_mask, ids_and_target),
     "what a table returns is an output": Case(table_as_output, extra_and_two_targets),
     "sequential with hashing": Case(sequential_hashing, long_ids_and_target),
