@@ -94,7 +94,7 @@ report["evaluators"] = [evaluator.evaluate(scored) for evaluator in evaluators]
 report["evaluate"] = KerasModel(trained).evaluate(df)
 spark.stop()
 report["stopped"] = said(lambda: trainer.train(df))
-(folder / "report.json").write_text(json.dumps(report))
+(folder / "report.json").write_text(json.dumps(report, default=str))  # an event has a time
 """
 
 
