@@ -19,9 +19,9 @@ from distkeras.keras_model.model_graph import (
     Division,
     IdSource,
     TableCall,
-    calls_within,
     free_name,
     functional_of,
+    table_calls,
     unwrapped,
     users_of,
 )
@@ -145,8 +145,7 @@ def _calls(model: Any) -> list[TableCall]:
     for layer in functional.layers:
         plain = type(layer) is keras.layers.Embedding and _is_plain(layer) and not users_of(model, layer)
         if plain or _is_wide(layer):
-            nodes = calls_within(functional, layer)
-            of_layer = [TableCall(layer, node.input_tensors[0], node.output_tensors[0]) for node in nodes]
+            of_layer = table_calls(functional, layer)
             # An output has the name of its layer.
             calls += [] if any(id(call.vectors) in outputs for call in of_layer) else of_layer
     return calls

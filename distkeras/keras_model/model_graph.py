@@ -92,6 +92,12 @@ def calls_within(functional: Any, layer: Any) -> list[Any]:
     return [node for node in calls_of(layer) if id(node) in own]
 
 
+def table_calls(functional: Any, layer: Any) -> list[TableCall]:
+    """Return the calls of a table within a functional model; each takes one tensor."""
+    nodes = calls_within(functional, layer)
+    return [TableCall(layer, node.input_tensors[0], node.output_tensors[0]) for node in nodes]
+
+
 class Division:
     """A functional model before and behind the calls of its tables.
 

@@ -26,6 +26,7 @@ from distkeras.keras_model.model_graph import (
     inner_models,
     needed,
     require_exact_ids,
+    table_calls,
     unwrapped,
     users_of,
 )
@@ -306,8 +307,7 @@ class _Plan:
         reason = self._reason(path, layer)
         if reason is not None:
             return reason
-        nodes = calls_within(self.functional, layer)
-        calls = tuple(TableCall(layer, node.input_tensors[0], node.output_tensors[0]) for node in nodes)
+        calls = tuple(table_calls(self.functional, layer))
         each = {id(call.ids): self._ids_per_row(call.ids) for call in calls}
         unknown = next((tuple(call.ids.shape) for call in calls if each[id(call.ids)] is None), None)
         if unknown is not None:
