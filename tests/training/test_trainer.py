@@ -198,7 +198,7 @@ def test_the_error_for_too_few_slots_names_the_missing_workers(
     ones: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of slots is not known before the job; the second worker may join too late for the first."""
-    monkeypatch.setattr(SparkFacts, "slots", lambda *_: None)
+    monkeypatch.setattr(SparkFacts, "slots", lambda *_: {})
     trainer = counter("averaging", workers=3, deadlines=dataclasses.replace(PATIENT, gather=brief(3)))
     with pytest.raises(DeadlineError, match=r"[12] of 3 got a slot; missing: ") as caught:
         trainer.train(ones)
