@@ -159,6 +159,13 @@ DRAWN = """() => [...document.querySelectorAll('figure.plot:not([hidden])')].map
 })"""
 
 
+def drawn_when(page: Any, condition: str) -> list[dict[str, Any]]:
+    """Return what `DRAWN` says of each chart, once all are drawn and ``condition`` is true of ``drawn``."""
+    page.wait_for_function(f"() => {{ const drawn = ({DRAWN})(); return drawn.every(Boolean) && {condition}; }}")
+    drawn: list[dict[str, Any]] = page.evaluate(DRAWN)
+    return drawn
+
+
 def test_charts_are_drawn_without_scrolling(show: Callable[..., Any]) -> None:
     page = show(record_of(JOB, state="done"), viewport=PHONE)
     playwright.expect(page.locator("figure.plot:not([hidden]) canvas")).to_have_count(6)
@@ -170,18 +177,15 @@ def test_charts_are_drawn_without_scrolling(show: Callable[..., Any]) -> None:
 
 def test_a_printed_page_has_all_charts_in_light_colors(show: Callable[..., Any], tmp_path: Path) -> None:
     page = show(record_of(RecordedJob(30, seconds=60.0), state="done"), scheme="dark")
-    assert page.evaluate(DRAWN)[0]["dark"] == 0
+    drawn_when(page, "drawn[0].dark === 0")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.wait_for_timeout(50)  # Charts are drawn after the event, before the browser prints.
-    drawn = page.evaluate(DRAWN)
-    assert drawn[0]["dark"] > 100, "dark lines on white paper"
+    drawn = drawn_when(page, "drawn[0].dark > 100")  # dark lines on white paper
     assert all(figure["width"] <= figure["room"] <= 720 for figure in drawn)
     scroll = page.locator(".scroll:has(table.workers)")
     assert scroll.evaluate("one => one.scrollHeight <= one.clientHeight"), "no row is cut off"
     assert not page.locator("figure.plot .reader").first.is_visible()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.wait_for_timeout(50)
-    assert page.evaluate(DRAWN)[0]["dark"] == 0
+    drawn_when(page, "drawn[0].dark === 0")
     pages = page.pdf(path=tmp_path / "job.pdf")
     assert len(re.findall(rb"/Type\s*/Page\b", pages)) in range(2, 7)
 
