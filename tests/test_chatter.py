@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2,4]").getOrCreate()
 rows = pd.DataFrame({"features": np.random.random((20000, 40)).tolist(), "label": 1.0})  # tasks of a megabyte
 model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(1)])
-distkeras.Trainer(model, "agn", loss="mse", num_workers=2, num_epoch=2).train(spark.createDataFrame(rows))
+distkeras.Trainer(model, loss="mse", num_workers=2, num_epoch=2).train(spark.createDataFrame(rows))
 spark.stop()
 """
 )
@@ -39,7 +39,7 @@ spark.stop()
 
 def lines_of(program: str, **variables: str) -> list[str]:
     """Return what a plain Python program prints."""
-    ours = {chatter.LEVEL, chatter.VARIABLE, "SPARK_SUBMIT_OPTS", "SPARK_CONF_DIR"}
+    ours = {chatter.LEVEL, chatter.VARIABLE, "SPARK_SUBMIT_OPTS", "SPARK_CONF_DIR", "JDK_JAVA_OPTIONS"}
     env = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [sys.executable, "-c", program],
