@@ -5,39 +5,13 @@ from __future__ import annotations
 import pytest
 from simulation.census import EXCEPTIONS, Census, take_census
 from simulation.command import find_planted
+from simulation.known import OF_STATE, PLANS
 from simulation.mutations import planted
-from simulation.plan import Fault, Plan, draw
+from simulation.plan import draw
 from simulation.simulation import simulate
 
 #: Runs whose messages, options and states are recorded, and draws whose options are.
 RUNS, DRAWS = range(150), range(150, 1500)
-#: Planted faults with the seed of the first schedule that finds each.
-SOON = {
-    "residuals of a commit are lost": 1,
-    "a-window-begins-when-its-worker-joins": 5,
-    "an overlapped commit's staleness is its successor's": 19,
-    "moving statistics are averaged by workers": 26,
-    "steps-are-not-restored": 8,
-    "a worker's momentum is restored for another worker": 8,
-    "who-leaves-keeps-its-momentum": 8,
-    "workers that have ended delay the others": 344,
-    "a-restored-ledger-lacks-its-last-commit": 8,
-    "a restarted server forgets that the job ends early": 5,
-    "states-of-optimizers-are-not-in-snapshots": 26,
-    "a-successor-is-given-another-partitions-state": 0,
-    "the-first-state-is-kept": 3,
-    "a-state-is-sent-once": 3,
-    "a-state-is-that-of-a-later-commit": 35,
-    "the-last-snapshot-names-older-states": 193,
-    "windows are relative to the slowest worker": 9,
-    "a speed outlives its attempt": 95,
-    "a-speed-is-measured-from-the-first-center": 1,
-    "a-speed-counts-from-the-commit-before": 137,
-    "workers-keep-the-longest-window": 29,
-    "values-are-not-restored": 8,
-    "what the driver sets is saved later": 11,
-    "values-are-taken-once": 11,
-}
 
 
 @pytest.fixture(scope="module")
@@ -63,89 +37,14 @@ def test_an_option_that_is_never_drawn_is_found() -> None:
     assert not empty & set(EXCEPTIONS)
 
 
-@pytest.mark.parametrize("name", SOON)
+@pytest.mark.parametrize("name", OF_STATE)
 def test_planted_faults_are_found(name: str) -> None:
     # If the code has changed, another schedule may find it; `python tests/simulation --planted NAME` names that one.
-    assert find_planted(name, SOON[name], 400)
+    assert find_planted(name, OF_STATE[name], 400)
 
 
-#: Two workers whose progress differs much, in a job whose server dies.
-BOUNDED = Plan(
-    0,
-    batches=(6, 6),
-    bound=1,
-    every=1,
-    compute=1.0,
-    faults=(Fault("stop worker", 20, amount=15.0, place=1), Fault("kill server", 40)),
-)
-#: A round that a restart interrupts.
-ROUNDS = Plan(
-    5,
-    workers=3,
-    batches=(4, 4, 4),
-    rule="ssgd",
-    learning_rate=12.0,
-    statistics=2,
-    every=1,
-    compute=1.0,
-    faults=(Fault("kill server", 50), Fault("kill server", 90), Fault("kill server", 140)),
-)
-#: A job with more epochs than the previous one, whose server dies before it has saved a snapshot.
-RAISED = Plan(
-    7,
-    batches=(1, 6),
-    raised=1,
-    every=1,
-    compute=1.0,
-    disk=0.01,
-    faults=(Fault("kill next server", 32, amount=0.6), Fault("kill driver", 33, amount=1.0)),
-)
-#: A worker that restarts, with int8.
-COARSE = Plan(
-    0,
-    batches=(6, 6),
-    hyper_parameters={"window": 2},
-    wire_format="int8",
-    rounding=True,
-    every=1,
-    faults=(Fault("kill server", 29),),
-)
-#: A driver that requests the table of workers while its server has no center yet.
-TABLE_REQUEST = Plan(
-    16915,
-    batches=(0, 1),
-    compute=0.01,
-    every=5,
-    latency=0.005,
-    fragmenting=0.0,
-    yielding=0.0,
-    disk=0.1,
-    lists=True,
-    faults=(Fault("vanish", 34, place=1), Fault("stop at start", 9, "w1", 1.0, 1)),
-)
-#: A driver whose request to set a number is held up in a broken connection, while its next one is answered.
-LATE_REQUEST = Plan(
-    1,
-    yielding=0.3,
-    sets=True,
-    tables=True,
-    faults=(Fault("half cut", 26, amount=2.0, place=1), Fault("disk full", 1, amount=5.0, place=1)),
-)
-NAMED = {
-    "bounded staleness begins with nothing after a restart": BOUNDED,
-    "one more than the bound": BOUNDED,
-    "a round's moving statistics are not restored": ROUNDS,
-    "an unfinished round is not saved": ROUNDS,
-    "a restart forgets the epochs that the start asked for": RAISED,
-    "partitions-that-have-ended-stay-so": RAISED,
-    "residuals outlive their steps": COARSE,
-    "a driver's request does not wait for the center": TABLE_REQUEST,
-    "a late request of the driver undoes a later one": LATE_REQUEST,
-}
-
-
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", PLANS)
 def test_rare_planted_faults_are_found_by_special_plans(name: str) -> None:
-    assert simulate(NAMED[name]).finding is None
+    assert simulate(PLANS[name]).finding is None
     with planted(name):
-        assert simulate(NAMED[name]).finding is not None
+        assert simulate(PLANS[name]).finding is not None
