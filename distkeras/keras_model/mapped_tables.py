@@ -186,10 +186,9 @@ class MappedModel:
         build: Callable[[bytes], keras.Model] | None = None,
     ) -> None:
         self._parts, self._columns = parts, tuple(columns)
-        paths = iter(files)
+        mapped = (np.load(path, mmap_mode="r") for path in files)
         self._tables = [
-            np.load(next(paths), mmap_mode="r") if shape is None else StoredRows(shape, next(paths), next(paths))
-            for shape in parts.tables
+            next(mapped) if shape is None else StoredRows(shape, next(mapped), next(mapped)) for shape in parts.tables
         ]
         self.rest = from_bytes(parts.rest, objects) if build is None else build(parts.rest)
         self._ids = from_bytes(parts.ids, objects) if parts.ids else None

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 
 from distkeras.ps.errors import BadValueError, ConfigurationError, DistkerasError
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, initial_rows
-from distkeras.ps.world.files import Files, apart, below, open_files, remove_folder
+from distkeras.ps.world.files import Files, apart, below, open_files, remove_folder, scratch
 
 #: Bytes of rows in one Parquet file.
 FILE_BYTES = 32 << 20
@@ -221,34 +222,51 @@ def _list_in(files: Files, name: str, checksum: str | None) -> list[dict[str, An
     return listed
 
 
-def sorted_files(saved: SavedRows | None, shape: TableShape, folder: Path) -> tuple[Path, Path]:
-    """Write saved rows to two files in ``folder``, sorted by id, and return their paths.
+#: ``make(name, shape, dtype)`` returns an array to write to.
+MakeArray = Callable[[str, tuple[int, ...], type[np.generic]], np.ndarray]
+
+
+def sorted_rows(saved: SavedRows | None, shape: TableShape, make: MakeArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return saved rows, sorted by id: the ids, int64, and the rows, float32, in arrays that ``make`` returns.
 
     Args:
         saved: what `save_rows` returned; None: no row is trained.
-
-    Returns:
-        The ids, int64, and the rows, float32, each as `numpy.save` writes them.
     """
-    name = f"distkeras-{uuid.uuid4().hex}"
-    paths = folder / f"{name}-ids.npy", folder / f"{name}-rows.npy"
     parts = [] if saved is None else [ids for ids, _ in load_rows(saved, shape, vectors=False)]
-    ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    order = np.argsort(ids, kind="stable")
-    np.save(paths[0], ids[order])
-    if not len(ids):
-        np.save(paths[1], np.empty((0, shape.width), np.float32))
-        return paths
-    ranks = np.empty(len(ids), np.int64)
-    ranks[order] = np.arange(len(ids))
-    out = np.lib.format.open_memmap(paths[1], "w+", np.float32, (len(ids), shape.width))
+    unsorted = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    order = np.argsort(unsorted, kind="stable")
+    ids, rows = make("ids", unsorted.shape, np.int64), make("rows", (len(unsorted), shape.width), np.float32)
+    ids[...] = unsorted[order]
+    ranks = np.empty(len(unsorted), np.int64)
+    ranks[order] = np.arange(len(unsorted))
     start = 0
-    assert saved is not None, "rows were read from there"
-    for block_ids, rows in load_rows(saved, shape):
-        out[ranks[start : start + len(block_ids)]] = rows
+    for block_ids, block in load_rows(saved, shape) if saved is not None and len(unsorted) else ():
+        rows[ranks[start : start + len(block_ids)]] = block
         start += len(block_ids)
-    out.flush()
-    return paths
+    return ids, rows
+
+
+def sorted_files(saved: SavedRows | None, shape: TableShape, folder: Path) -> tuple[Path, Path]:
+    """Write what `sorted_rows` returns to two files in ``folder``, as `numpy.save` does, and return their paths."""
+    name = f"distkeras-{uuid.uuid4().hex}"
+    paths = {part: folder / f"{name}-{part}.npy" for part in ("ids", "rows")}
+
+    def make(part: str, extents: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+        if extents[0]:
+            return np.lib.format.open_memmap(paths[part], "w+", dtype, extents)
+        np.save(paths[part], empty := np.empty(extents, dtype))  # which cannot be mapped
+        return empty
+
+    for array in sorted_rows(saved, shape, make):
+        if isinstance(array, np.memmap):
+            array.flush()
+    return paths["ids"], paths["rows"]
+
+
+def in_unnamed_file(name: str, extents: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+    """Return an array in a temporary file without a name, which even a killed process does not leave behind."""
+    size = math.prod(extents) * np.dtype(dtype).itemsize
+    return np.frombuffer(scratch(size), dtype).reshape(extents) if size else np.empty(extents, dtype)
 
 
 class StoredRows:
@@ -256,13 +274,12 @@ class StoredRows:
 
     Args:
         shape: of the table.
-        ids, rows: the files of `sorted_files`.
+        ids, rows: the arrays of `sorted_rows`.
         changes: ids, ascending, and the rows that they have instead; those that are gone have their initial values.
     """
 
-    def __init__(self, shape: TableShape, ids: Path, rows: Path, changes: Block | None = None) -> None:
-        self._shape, self._files = shape, (ids, rows)
-        self._ids, self._rows = np.load(ids, mmap_mode="r"), np.load(rows, mmap_mode="r")
+    def __init__(self, shape: TableShape, ids: np.ndarray, rows: np.ndarray, changes: Block | None = None) -> None:
+        self._shape, self._ids, self._rows = shape, ids, rows
         self._changes: Block = changes or (NO_IDS, np.empty((0, shape.width), np.float32))
 
     def changed(self, ids: Ids, rows: np.ndarray) -> StoredRows:
@@ -272,7 +289,7 @@ class StoredRows:
         every = np.concatenate([before[kept], ids])
         order = np.argsort(every)
         changes = every[order], np.concatenate([before_rows[kept], rows])[order]
-        return StoredRows(self._shape, *self._files, changes=changes)
+        return StoredRows(self._shape, self._ids, self._rows, changes)
 
     def take(self, ids: np.ndarray, column: str | None = None) -> np.ndarray:
         """Return the rows of ``ids``, of any shape, float32 ``(*ids.shape, width)``.

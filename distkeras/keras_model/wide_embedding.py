@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
-import weakref
-from collections.abc import Callable
-from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import keras
 import numpy as np
 
 from distkeras.keras_model.model_graph import require_exact_ids
-from distkeras.keras_model.stored_rows import SavedRows, StoredRows, following, listed_files, sorted_files
+from distkeras.keras_model.stored_rows import (
+    SavedRows,
+    StoredRows,
+    following,
+    in_unnamed_file,
+    listed_files,
+    sorted_rows,
+)
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_integer, require_number
@@ -95,7 +97,6 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
         self.supports_jit = False  # rows are looked up outside of compiled code
         #: The rows that were looked up last, where they are saved, and the entries of their files.
         self._stored: tuple[SavedRows | None, list[dict[str, Any]], StoredRows] | None = None
-        self._remove_files: Callable[[], object] = lambda: None
         self._lent: tuple[Ids, np.ndarray] | None = None
         self._takes_64_bits = False
 
@@ -172,13 +173,7 @@ class WideEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras' classes
             if self._stored is not None and saved is not None:
                 stored = following(self._stored[2], self._stored[1], saved, shape)
             if stored is None:
-                folder = Path(tempfile.mkdtemp(prefix="distkeras-"))
-                before, self._remove_files = (
-                    self._remove_files,
-                    weakref.finalize(self, rmtree, folder, ignore_errors=True),
-                )
-                stored = StoredRows(shape, *sorted_files(saved, shape, folder))
-                before()
+                stored = StoredRows(shape, *sorted_rows(saved, shape, in_unnamed_file))
             self._stored = saved, listed, stored
         return self._stored[2]
 

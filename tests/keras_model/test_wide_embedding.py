@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,16 @@ def test_predictions_use_trained_and_initial_rows(tmp_path: Path) -> None:
         copy(np.array([[-1, 0]]))
     with pytest.raises(ConfigurationError, match=r"must be trained by `distkeras\.Trainer`"):
         copy(ids, training=True)
+
+
+def test_no_file_is_there_that_a_killed_process_would_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = save_rows(str(tmp_path / "saved"), [(np.array([5, 7]), np.ones((2, 3), np.float32))])
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    rows = wide(tmp_path, rows=place.folder, rows_checksum=place.checksum).open_rows()
+    assert not list(temporary.iterdir())
+    np.testing.assert_array_equal(rows.take(np.array([7])), np.ones((1, 3), np.float32))
 
 
 def test_rows_are_saved_in_several_files_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
