@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from simulation.command import find_planted, main
-from simulation.known import OF_STATE, PLANS
+from simulation.known import LATE, OF_STATE, PLANS
 from simulation.mutations import planted
 from simulation.plan import DEADLINES, KINDS, Fault, Plan, draw
 from simulation.planting import simulated
@@ -191,7 +191,7 @@ NARROW = {
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", sorted({*simulated(), *ALSO} - SOON.keys() - OF_STATE.keys() - SPECIAL_PLANS))
 def test_faults_that_need_a_special_plan_are_found(name: str) -> None:
-    assert find_planted(name, 0, 10_000, NARROW.get(name, tuple(KINDS)))
+    assert find_planted(name, LATE.get(name, 0), 10_000, NARROW.get(name, tuple(KINDS)))
 
 
 @pytest.mark.slow

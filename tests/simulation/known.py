@@ -32,6 +32,37 @@ OF_STATE = {
     "values-are-taken-once": 11,
 }
 
+#: Faults that take long to be found, with the seed of the first schedule that finds each; others are searched for from
+#: the first schedule on.
+LATE = {
+    "a buffer is lost when the last worker leaves": 79,
+    "a connection that breaks ends the job": 54,
+    "a refused window is computed from the next one's rows": 17,
+    "a refused worker need not pull": 17,
+    "a-buffer-is-drained-for-the-workers-that-come": 965,
+    "a-claim-is-tried-once": 28,
+    "a-commit-that-is-left-out-is-measured": 865,
+    "a-damaged-log-costs-the-snapshot": 825,
+    "a-drained-buffer-is-divided-by-what-it-holds": 79,
+    "a-drained-buffer-of-fadas-is-divided-by-what-it-holds": 258,
+    "a-first-server-is-started-once": 56,
+    "a-header-waits-for-what-may-follow": 7,
+    "a-lost-member-has-sent-nothing": 473,
+    "a-lost-refusal-is-taken-for-an-applied-commit": 780,
+    "a-member-is-sent-half-a-vector": 40,
+    "a-merge-counts-another-step": 80,
+    "a-micro-batch-begins-where-the-one-before-ended": 20,
+    "a-momentum-begins-again": 973,
+    "a-pace-goes-on-over-micro-batches": 691,
+    "a-plateau-is-each-members-own": 284,
+    "a-port-that-is-taken-is-given-up": 74,
+    "a-pull-brings-the-rows-of-the-window-before": 1321,
+    "a-refused-commit-counts-its-mini-batches": 17,
+    "a-refused-commit-moves-its-rows": 17,
+    "a-schedule-begins-with-each-server": 297,
+    "a-second-attempt-takes-the-job": 254,
+}
+
 #: Two workers whose progress differs much, in a job whose server dies.
 BOUNDED = Plan(
     0,
