@@ -161,7 +161,8 @@ DRAWN = """() => [...document.querySelectorAll('figure.plot:not([hidden])')].map
 
 def drawn_when(page: Any, condition: str) -> list[dict[str, Any]]:
     """Return what `DRAWN` says of each chart, once all are drawn and ``condition`` is true of ``drawn``."""
-    page.wait_for_function(f"() => {{ const drawn = ({DRAWN})(); return drawn.every(Boolean) && {condition}; }}")
+    all_drawn = "drawn.length && drawn.every(Boolean)"
+    page.wait_for_function(f"() => {{ const drawn = ({DRAWN})(); return {all_drawn} && {condition}; }}")
     drawn: list[dict[str, Any]] = page.evaluate(DRAWN)
     return drawn
 

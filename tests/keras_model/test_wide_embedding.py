@@ -8,14 +8,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import keras
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from keras import layers
 from support.training.table_models import CutCase
 
 from distkeras.keras_model.archive import from_bytes, to_bytes
-from distkeras.keras_model.stored_rows import load_rows, require_folder, save_rows
+from distkeras.keras_model.stored_rows import (
+    in_unnamed_file,
+    load_rows,
+    require_folder,
+    save_rows,
+    sorted_files,
+    sorted_rows,
+)
 from distkeras.layers import WideEmbedding
 from distkeras.ps.errors import BadValueError, ConfigurationError, ServerLostError
 from distkeras.ps.protocol.tables import TableShape, initial_rows
@@ -125,6 +134,21 @@ def test_no_file_is_there_that_a_killed_process_would_leave(tmp_path: Path, monk
     rows = wide(tmp_path, rows=place.folder, rows_checksum=place.checksum).open_rows()
     assert not list(temporary.iterdir())
     np.testing.assert_array_equal(rows.take(np.array([7])), np.ones((1, 3), np.float32))
+
+
+@hypothesis.given(st.lists(st.integers(0, ROWS - 1), unique=True, max_size=9), st.integers(1, 4))
+def test_rows_in_files_are_those_in_unnamed_ones(ids: list[int], blocks: int) -> None:
+    vectors = np.arange(3 * len(ids), dtype=np.float32).reshape(-1, 3)
+    parts = zip(np.array_split(np.array(ids, np.int64), blocks), np.array_split(vectors, blocks), strict=True)
+    with tempfile.TemporaryDirectory() as folder:
+        saved, shape = save_rows(folder, [part for part in parts if len(part[0])]), wide(Path(folder)).table()
+        in_files = [np.load(path) for path in sorted_files(saved, shape, Path(folder))]
+        for array, same, expected in zip(
+            sorted_rows(saved, shape, in_unnamed_file), in_files, (np.sort(ids), vectors[np.argsort(ids)]), strict=True
+        ):
+            assert array.dtype == same.dtype
+            np.testing.assert_array_equal(array, same)
+            np.testing.assert_array_equal(array, expected)
 
 
 def test_rows_are_saved_in_several_files_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
