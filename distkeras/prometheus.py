@@ -20,6 +20,7 @@ _NUMBERS = {
     "clock": "Commits applied.",
     "batches": "Mini-batches committed.",
     "samples": "Samples committed.",
+    "lent": "Mini-batches committed by another worker than the one whose rows they have.",
     "epochs": "Epochs that the partitions have passed, on average.",
     "loss": "Mean loss of the latest commits.",
     "staleness": "Mean staleness of the latest commits.",
@@ -45,8 +46,8 @@ class PrometheusMetrics(Callback):
 
         trainer.train(df, callbacks=[PrometheusMetrics(9400)])
 
-    The names begin with ``distkeras_``: clock, batches, samples, epochs, loss, staleness, joined, finished and up (1
-    while the job trains). For the latest micro-batch of a stream there are also micro_batch, micro_batch_rows,
+    The names begin with ``distkeras_``: clock, batches, samples, lent, epochs, loss, staleness, joined, finished and up
+    (1 while the job trains). For the latest micro-batch of a stream there are also micro_batch, micro_batch_rows,
     micro_batch_seconds and lag_seconds (see `StreamTraining.lastProgress`), and backlog, with a label ``measure`` for
     each measure that Spark's source reports. Without a stream they are NaN. For a `WideEmbedding` of a stream, or one
     whose rows are admitted or expire, table_rows has the labels ``table`` and ``state``: kept, admitted, expired and

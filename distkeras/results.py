@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import keras
     from pyspark.sql import DataFrame
 
-_INTS = {"worker": pa.int32(), "epoch": pa.int32(), "steps": pa.int32()}
-_LEDGER = ("worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation")
+_INTS = {"worker": pa.int32(), "epoch": pa.int32(), "steps": pa.int32(), "trained_by": pa.int32()}
+_LEDGER = ("worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "trained_by", "clock", "incarnation")
 #: Of the rows of tables that traveled with a commit and with its reply.
 _OF_TABLES = ("table_rows", "table_bytes", "table_rows_back")
 #: The columns of `commits`: these first, then all others of a record; those of tables come last.
@@ -37,7 +37,7 @@ _FIRST = ("clock", "worker", "timestamp", "staleness", "gap", "scale", "bytes", 
 _COMMITS = tuple(
     name
     for name in dict.fromkeys([*_FIRST, *(COMMIT.names or ())])
-    if name not in ("incarnation", "skipped", *_OF_TABLES)
+    if name not in ("incarnation", "skipped", "lease", *_OF_TABLES)
 )
 
 
@@ -99,11 +99,11 @@ class JobRecords:
     def _refusals(self) -> np.ndarray:
         """Return how often in a row each commit's window was refused: such a commit has a number, and no record."""
         refusals, latest = np.zeros(len(self.commits_array), np.int64), dict[int, int]()
-        for row, (worker, sequence) in enumerate(self.commits_array[["worker", "sequence"]].tolist()):
-            before = latest.get(worker, 0)
+        for row, (lease, sequence) in enumerate(self.commits_array[["lease", "sequence"]].tolist()):
+            before = latest.get(lease, 0)
             # With other partitions, numbers begin again.
             refusals[row] = max(0, sequence - 1 - (before if sequence > before else 0))
-            latest[worker] = sequence
+            latest[lease] = sequence
         return refusals
 
     def ledger(self) -> pa.Table:
@@ -176,9 +176,11 @@ class JobRecords:
         Args:
             batches: mini-batches per epoch of each worker; -1 if unknown.
             resumed: where the job continued an earlier one, whose commits of other partitions do not count.
-            stopped: whether the job ended early, so that only the first mini-batches of each partition are committed.
+            stopped: whether the job ended early, so that only the first mini-batches of each partition, and of each
+                part that was lent, are committed.
 
-        If records are `missing`, the remaining ones must not repeat a mini-batch, and lack no more than those.
+        If records are `missing`, or a job with loans has ended early, the remaining ones must not repeat a mini-batch,
+        and lack no more than those.
 
         Raises:
             LedgerError: A mini-batch is missing or was committed twice.
@@ -186,7 +188,7 @@ class JobRecords:
         commits, first_epoch = self.commits_array, 0
         if resumed is not None:
             commits, first_epoch = commits[commits["clock"] >= resumed.began_clock], resumed.began_epoch
-        if self.missing:
+        if self.missing or (stopped and (commits["lease"] != commits["worker"]).any()):
             self._check_at_most_once(commits, batches, range(first_epoch, epochs), stopped=stopped)
             return
         for worker, expected in batches.items():
@@ -427,7 +429,8 @@ class JobResults(Shown):
         """One row per applied commit, by clock.
 
         Worker, timestamp, staleness, gap (null unless measured), mean scale factor, bytes, wait (seconds that the
-        worker had waited for the reply before), which mini-batches of which attempt it stands for, how many rows of
+        worker had waited for the reply before), which mini-batches of which attempt it stands for, the worker that
+        trained them (`trained_by`: another one than `worker`, whose rows they are, if they were lent), how many rows of
         tables it moved (`table_rows`), their bytes, which `bytes` includes (`table_bytes`), how many rows came back for
         the next window (`table_rows_back`), and how many times in a row its window was refused before (`ringmaster`).
         """
@@ -437,8 +440,9 @@ class JobResults(Shown):
     def ledger(self) -> DataFrame:
         """One row per commit: which mini-batches of which partition it stands for, and whether it was applied.
 
-        Partition, task attempt, sequence, epoch, first and last mini-batch, clock, incarnation, and whether it was
-        applied, or skipped for a NaN or infinity (`max_skipped`).
+        Partition, task attempt, sequence, epoch, first and last mini-batch, the worker that trained them
+        (`trained_by`), clock, incarnation, and whether it was applied, or skipped for a NaN or infinity
+        (`max_skipped`).
         """
         return self._table(self._require(self.outcome.records, "ledger").ledger())
 
@@ -450,8 +454,8 @@ class JobResults(Shown):
         Kinds: takeover (a retried task continues), fenced (a request of a task that lost its lease), restart (of the
         server), snapshot (failed, or succeeding again), records (lost, or kept in memory), optimizer (its state is
         taken over, or is not), refused (peers), skipped (commits), pace (the center has moved little), padding (its
-        share), tables (which ones travel by rows), rows (of tables, that were admitted and have expired), stall, stop,
-        failed.
+        share), lent (a worker trains mini-batches of another one), helper (has failed), tables (which ones travel by
+        rows), rows (of tables, that were admitted and have expired), stall, stop, failed.
         """
         self._require(self.outcome.df, "events")
         return self._table(event_table(self.outcome.events.all()))

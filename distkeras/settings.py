@@ -111,12 +111,21 @@ class Executors:
             begins with them. The time between two states is chosen so that sending them takes at most 2% of the
             worker's time. The server needs memory or temporary disk space for n states, where n is the number of
             workers.
+        lends: a worker that has none of its own mini-batches left trains some of the worker that is expected to end
+            last, whose task sends them. Each mini-batch is trained once, as ever. So a job is not as slow as its
+            slowest worker or its largest partition. Default: if rule and options allow it, and rows are kept, which
+            is so with several epochs or a checkpoint.
+        helpers: how many further tasks, without rows of their own, train what workers lend. Each takes a slot that is
+            free, when there is one, and leaves it when a task of the job needs one. With dynamic allocation, Spark
+            starts executors for them.
     """
 
     threads: int | None = None
     resources: Any = None
     spool_bytes: int = DataSpec.spool_bytes
     keep_optimizer: bool = WorkerSettings.keep_optimizer
+    lends: bool | None = None
+    helpers: int = 0
 
 
 @dataclass(frozen=True)
@@ -283,6 +292,8 @@ class TrainSettings:
     stall_after: float | None = positive(Monitoring.stall_after)
     check_model: bool = flag(Monitoring.check_model)
     resources: Any = Executors.resources
+    lends: bool | None = flag(Executors.lends)
+    helpers: int = count(Executors.helpers, 0)
     frozen_weights: str | None = checked(None, require_place, "a path or a URI, or None")
     tables: str | tuple[str, ...] = "auto"
 
@@ -383,6 +394,7 @@ class JobFacts:
     Args:
         rule: the rule as Python source, with its hyper-parameters.
         workers: number of workers.
+        helpers: number of helpers without rows, whose numbers follow those of the workers.
         rounds: whether the rule has rounds, in which workers wait for one another.
         saved: whether the server saves its state, that is, whether there is a checkpoint.
         options: hyper-parameters and options by dotted names, as `reported_options` returns them.
@@ -397,6 +409,7 @@ class JobFacts:
     workers: int
     epochs: int
     batch_size: int = 0
+    helpers: int = 0
     rounds: bool = False
     saved: bool = False
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -416,6 +429,7 @@ class JobFacts:
             workers=server.workers,
             epochs=training.num_epoch,
             batch_size=training.batch_size,
+            helpers=training.helpers,
             rounds=server.rule.traits.synchronous,
             saved=server.checkpoint is not None,
             options=options,
@@ -467,9 +481,9 @@ def train_settings(arguments: Mapping[str, Any]) -> TrainSettings:
 
 
 def component_settings(kind: type[_S], rule: Rule, training: TrainSettings, arguments: Mapping[str, Any]) -> _S:
-    """Return server's or workers' settings from `Trainer`'s keywords, while workers, host and tables are not known."""
+    """Return server's or workers' settings from `Trainer`'s keywords, while those that a job decides are unknown."""
     fields = _fields(kind, arguments) | {"rule": rule, "workers": training.num_workers or 1}
-    for name in ("host", "tables"):
+    for name in ("host", "tables", "lends"):
         fields.pop(name, None)
     return kind(**fields)
 

@@ -73,6 +73,7 @@ from distkeras.training.callback_runner import (
 )
 from distkeras.training.plan import CenterCopy, JobPlan, Publication, TableChoice, report_tables
 from distkeras.training.requirements import (
+    may_lend,
     require_constant_rate,
     require_finite,
     require_fit,
@@ -283,7 +284,8 @@ class Trainer(JobResults):
         snapshot. After the death of the driver, a new driver continues with ``resume=True``.
 
         A callback may end the job early. This is not a failure: the model is returned, `stopped` has the reason, and
-        the committed mini-batches are the first ones of each partition. A job with a checkpoint can be resumed later.
+        the committed mini-batches are the first ones of each partition, and of what was lent of it. A job with a
+        checkpoint can be resumed later.
 
         Args:
             df: the data.
@@ -578,16 +580,18 @@ class Trainer(JobResults):
         data = BoundData.of(df, model, self.settings, self.recipe.settings)
         cut = self._cut(model, data, checkpoint if resume else None)
         replica = self._fitting(KerasReplica(model, cut.order), data)
-        if checkpoint is not None or cut.tables or self.rule.traits.peers or self.worker_settings.overlap:
-            data = data.rewindable()  # a worker may have to go back to earlier mini-batches
+        goes_back = checkpoint is not None or cut.tables or self.rule.traits.peers or self.worker_settings.overlap
+        if goes_back or self.settings.lends or self.settings.helpers:
+            data = data.rewindable()  # earlier mini-batches may be needed again
         facts = SparkFacts.of(df.sparkSession)
-        server, worker = self._placed(facts, checkpoint, cut, stream=df.isStreaming)
+        server, worker = self._placed(facts, checkpoint, cut, data.spec, stream=df.isStreaming)
+        data = data.rewindable() if server.lends else data
         return JobPlan(
             data, self.settings, self.model_file, self.recipe, replica, cut, server, worker, callbacks, resume, facts
         )
 
     def _placed(
-        self, facts: SparkFacts, checkpoint: Checkpoint | None, cut: CutModel, *, stream: bool
+        self, facts: SparkFacts, checkpoint: Checkpoint | None, cut: CutModel, spec: DataSpec, *, stream: bool
     ) -> tuple[ServerSettings, WorkerSettings]:
         """Return the settings of a job's server and workers; ConfigurationError if this session cannot run them."""
         settings, in_cluster = self.settings, self.settings.server == "cluster"
@@ -598,7 +602,9 @@ class Trainer(JobResults):
         server = replace(self.server_settings, workers=workers, host=host, checkpoint=checkpoint, tables=cut.tables)
         require_together(server, settings, stream=stream)
         require_slots(server, facts, facts.slots(settings.resources), settings.resources, apart=in_cluster)
-        return server, replace(self.worker_settings, rule=self.rule, workers=workers)
+        worker = replace(self.worker_settings, rule=self.rule, workers=workers)
+        lends = may_lend(server, worker, settings, spec, stream=stream)
+        return replace(server, lends=lends), replace(worker, lends=lends)
 
     def _cut(self, model: keras.Model, data: BoundData, resumed: Checkpoint | None) -> CutModel:
         """Decide which tables travel by rows."""

@@ -49,6 +49,7 @@ class ServerSettings:
         tables: the tables that travel by rows, in addition to the center's vector (`Traits.rows`).
         relays: "host": the workers of each host are a group, whose movements one of them, the relay, sends as one
             commit; a number: the number of groups, in the order of the workers. None: each worker commits alone.
+        lends: workers that have no work left train mini-batches of others.
     """
 
     rule: Rule
@@ -64,6 +65,7 @@ class ServerSettings:
     max_body: int = count(1 << 32)
     tables: tuple[TableShape, ...] = ()
     relays: int | str | None = None
+    lends: bool = flag(False)
 
     def __post_init__(self) -> None:
         _require_kinds(self)
@@ -111,6 +113,7 @@ class ServerSettings:
             now=world.time,
             monotonic=world.monotonic,
             tables=[make_table(shape) for shape in self.tables] if tables is None else tables,
+            lends=self.lends,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -136,6 +139,7 @@ class WorkerSettings:
         keep_optimizer: send the optimizer's state to the server at intervals, and begin with the state that it keeps.
         shared_memory: exchange vectors with a server on the same host through shared memory, if possible.
         relays: see `ServerSettings`.
+        lends: see `ServerSettings`.
         deadlines: of every wait.
     """
 
@@ -147,6 +151,7 @@ class WorkerSettings:
     keep_optimizer: bool = flag(True)
     shared_memory: bool = flag(True)
     relays: int | str | None = None
+    lends: bool = flag(False)
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:

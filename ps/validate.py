@@ -156,6 +156,12 @@ EXCLUSIONS = {
         Exclusion("tls", (False,), _UNENCRYPTED),
         Exclusion("stream", (False,), "the steps of an epoch must be known before the first one"),
     ),
+    "lending": (
+        Exclusion("staleness_bound", (None,), "a worker that helps has no place among them"),
+        Exclusion("relays", (None,), "a relay sends what the workers of its host did on their own partitions"),
+        Exclusion("tls", (False,), _UNENCRYPTED),
+        Exclusion("stream", (False,), "Spark begins the next micro-batch when the tasks of this one have ended"),
+    ),
     "tables by rows": (
         Exclusion("wire_format", ("float32",), "rows travel as float32"),
         Exclusion("overlap", (False,), "the next window's rows come with the reply for which it does not wait"),

@@ -66,6 +66,8 @@ BAD: dict[str, tuple[Any, ...]] = {
     "custom_objects": (5, [1], {1: len}, {"name": 1}),
     "overlap": (None, *NO_SWITCH),
     "keep_optimizer": (None, *NO_SWITCH),
+    "lends": NO_SWITCH,
+    "helpers": (-1, None, True, 1.5),
     "shared_memory": (None, *NO_SWITCH),
     "relays": ("hosts", "", 0, True, 1.5),
     "progress": NO_SWITCH,

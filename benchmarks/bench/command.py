@@ -17,7 +17,20 @@ from pathlib import Path
 from bench.measure import QUICK_ROUNDS, ROUNDS, Row, measured
 from bench.report import describe, load, machine, regressions, save, table
 
-SECTIONS = ("ps", "step", "data", "predict", "groups", "train", "tables", "lengths", "start", "goodput", "link")
+SECTIONS = (
+    "ps",
+    "step",
+    "data",
+    "predict",
+    "groups",
+    "train",
+    "tables",
+    "lengths",
+    "lending",
+    "start",
+    "goodput",
+    "link",
+)
 #: Sections that are measured only if they are named.
 ON_REQUEST = ("gpu",)
 

@@ -30,7 +30,7 @@ def as_pandas(frame: Any, columns: Sequence[str]) -> pd.DataFrame:
     It has a column for each number of an array.
     """
     if isinstance(frame, Trace):
-        names = ("clock", "worker", "staleness", "steps", "scale", "gap", "normalized_gap")
+        names = ("clock", "worker", "trained_by", "staleness", "steps", "scale", "gap", "normalized_gap")
         frame = pd.DataFrame({name: getattr(frame, name) for name in names})
     result = with_elements(frame if isinstance(frame, pd.DataFrame) else frame.toPandas())
     for column in columns:
@@ -206,7 +206,8 @@ def recorded_schedule(commits: Any) -> list[int]:
 
     Raises:
         LedgerError: the clocks are not 0, 1, 2 …, each once, so that a commit is missing or there twice.
-        ConfigurationError: a worker's id that is not an integer of at least 0.
+        ConfigurationError: a worker's id that is not an integer of at least 0; or mini-batches that another worker
+            than their own trained: virtual workers do not lend in a replay.
     """
     frame = as_pandas(commits, ("clock", "worker")).sort_values("clock")
     clocks = frame["clock"].to_numpy()
@@ -217,6 +218,11 @@ def recorded_schedule(commits: Any) -> list[int]:
     if workers.dtype.kind not in "iu" or workers.min() < 0:
         raise ConfigurationError(
             f"`commits` must have workers that are integers of at least 0. Received: {workers.dtype}, {workers.min()}"
+        )
+    if "trained_by" in frame and (lent := (frame["trained_by"] != workers)).any():
+        raise ConfigurationError(
+            "`commits` must be of a job with `Executors(lends=False)`: in a replay, no worker trains mini-batches of "
+            f"another one. Received: {int(lent.sum())} commits of such"
         )
     schedule: list[int] = workers.tolist()
     return schedule

@@ -111,6 +111,14 @@ class TimeSplit(NamedTuple):
     wire: np.ndarray
 
 
+def trained_by(commits: np.ndarray, workers: int) -> np.ndarray:
+    """Return the worker that trained each row of the commit log, of so many that a page shows, helpers included.
+
+    A job that was resumed may have had more helpers before: their rows count for the worker whose partition it was.
+    """
+    return np.where(commits["trained_by"] < workers, commits["trained_by"], commits["worker"])
+
+
 class TimeSplitter:
     """Splits the time between the commits of each worker.
 
@@ -121,16 +129,19 @@ class TimeSplitter:
     def __init__(self, workers: int, *, rounds: bool) -> None:
         self._rounds = rounds
         self._time = np.full(workers, np.nan)
-        self._attempt = np.full(workers, -1, np.int64)
+        #: Numbers of lease, attempt and incarnation together, and that of each worker's latest commit.
+        self._chains: dict[tuple[int, ...], int] = {}
+        self._chain = np.full(workers, -1, np.int64)
         self._round = np.full(workers, -1, np.int64)
         #: The times at which the latest rounds ended, by the clock at which each round began.
         self._ends: dict[int, float] = {}
 
     def split(self, commits: np.ndarray) -> TimeSplit:
         """Split the time before each of the next rows of the commit log."""
-        workers, times = commits["worker"], commits["timestamp"]
-        # A commit is a neighbor of the next one only if no other attempt or server came between them.
-        attempts = commits["attempt"] * (1 << 32) + commits["incarnation"]
+        workers, times = trained_by(commits, len(self._time)), commits["timestamp"]
+        # A commit is a neighbor of the next one only if no other lease, attempt or server came between them.
+        names = ["lease", "attempt", "incarnation"]
+        chains = np.array([self._chains.setdefault(row, len(self._chains)) for row in commits[names].tolist()], int)
         rounds = commits["clock"] - commits["staleness"]
         order = np.argsort(workers, kind="stable")
         before = np.full(len(commits), -1)
@@ -138,7 +149,7 @@ class TimeSplitter:
         before[order[1:][same]] = order[:-1][same]
         first = before < 0
         began = np.where(first, self._time[workers], times[before])
-        known = np.where(first, self._attempt[workers], attempts[before]) == attempts
+        known = np.where(first, self._chain[workers], chains[before]) == chains
         period = np.where(known, np.maximum(times - began, 0.0), 0.0)
         period = np.nan_to_num(period)
         exchange = np.minimum(np.nan_to_num(commits["wait"]), period)
@@ -146,7 +157,7 @@ class TimeSplitter:
         wait = np.maximum(np.nan_to_num(wait), 0.0)
         last = order[np.append(~same, True)] if len(commits) else order
         self._time[workers[last]] = times[last]
-        self._attempt[workers[last]], self._round[workers[last]] = attempts[last], rounds[last]
+        self._chain[workers[last]], self._round[workers[last]] = chains[last], rounds[last]
         return TimeSplit(period - exchange, wait, exchange - wait)
 
     def _held(
@@ -201,9 +212,14 @@ _SUMS = ("commits", "samples", "skipped", "compute", "wait", "wire", "retries", 
 
 
 class WorkerRows:
-    """The rows of a job's table of workers."""
+    """The rows of a job's table of workers, and of helpers, whose numbers follow.
 
-    def __init__(self, workers: int) -> None:
+    A row has what its worker has trained, of its own partition and of others.
+    """
+
+    def __init__(self, workers: int, helpers: int = 0) -> None:
+        self._workers = workers
+        workers += helpers
         self._sums = {name: np.zeros(workers) for name in _SUMS}
         self._epoch = np.zeros(workers, np.int64)
         self._attempt = np.full(workers, -1, np.int64)
@@ -211,14 +227,20 @@ class WorkerRows:
         self._loss = np.full(workers, np.nan)
         self._state = np.full(workers, WAITING, np.int64)
         self._first_epoch = 0.0
+        self._lent = False
 
     def rows(self, *, done: bool) -> float:
-        """Return the number of rows, as the first epoch counts them; NaN before its end, or if its history is lost."""
-        return self._first_epoch if done or (self._epoch > 0).all() else math.nan
+        """Return the number of rows, as the first epoch counts them.
+
+        It is NaN before its end, which is the job's if any were lent, or if its history is lost.
+        """
+        passed = not self._lent and (self._epoch[: self._workers] > 0).all()
+        return self._first_epoch if done or passed else math.nan
 
     def add(self, commits: np.ndarray, samples: np.ndarray, split: TimeSplit) -> None:
         """Add rows of the commit log, with the samples of each and the parts of the time before it."""
-        workers = commits["worker"]
+        workers = trained_by(commits, len(self._state))
+        self._lent |= bool((workers != commits["worker"]).any())
         added: dict[str, Any] = {"commits": 1.0, "samples": samples, "skipped": commits["skipped"]}
         added |= {"compute": split.compute, "wait": split.wait, "wire": split.wire}
         for name, values in added.items():
@@ -240,19 +262,20 @@ class WorkerRows:
 
     def note_event(self, worker: int, kind: str) -> None:
         """Count an event that concerns a worker."""
-        if 0 <= worker < len(self._state):
+        if 0 <= worker < self._workers:
             self._sums["retries"][worker] += kind == "takeover"
             self._sums["fenced"][worker] += kind == "fenced"
 
     def forgetting_commits(self) -> WorkerRows:
         """Return the same workers before their first commit, with the events that concern them."""
-        fresh = WorkerRows(len(self._state))
+        fresh = WorkerRows(self._workers, len(self._state) - self._workers)
         for name in ("retries", "fenced"):
             fresh._sums[name] = self._sums[name]
         return fresh
 
     def set_table(self, table: np.ndarray) -> set[int]:
         """Note which workers train, from a `messages.WorkerTable`; return the workers whose state has changed."""
+        table = table[table[:, 0] < len(self._state)]
         joined = table[:, 0].astype(np.int64)
         state, attempt = self._state.copy(), self._attempt.copy()
         finished = np.setdiff1d(np.flatnonzero(state == TRAINING), joined)
@@ -355,7 +378,7 @@ class _CommitSums:
     """Everything that the record knows from commits. If all commits are read again, it starts empty again."""
 
     def __init__(self, facts: JobFacts, metrics: Sequence[str]) -> None:
-        workers, lines = facts.workers, len(metrics)
+        workers, lines = facts.workers + facts.helpers, len(metrics)
         most = min(_BUCKETS_MAX, max(_BUCKETS_MIN, _CELLS // (workers * lines)))
         of_worker = {f"{kind} {name}": workers for kind in ("sum", "weight") for name in metrics}
         self.buckets = Buckets(of_worker | dict.fromkeys(_OF_JOB, 1), most - most % 2)
@@ -387,7 +410,7 @@ class JobRecord:
         #: The commits that snapshots had when one failed; None: none has, or they are written again.
         self._failed_after: int | None = None
         self._evaluations: list[Evaluation] = []
-        self.workers = WorkerRows(facts.workers)
+        self.workers = WorkerRows(facts.workers, facts.helpers)
         self._sums = _CommitSums(self.facts, self.metrics)
         self._sent = _Sent()
 
@@ -432,11 +455,11 @@ class JobRecord:
         for name, values in of_job.items():
             self._sums.buckets.add(name, 0, places, values)
         self.workers.add(commits, samples, split)
-        self._sent.workers.update(commits["worker"].tolist())
+        self._sent.workers.update(trained_by(commits, self.facts.workers + self.facts.helpers).tolist())
 
     def _add_steps(self, commits: np.ndarray, steps: np.ndarray, places: np.ndarray, applied: np.ndarray) -> np.ndarray:
         """Add the metrics of the mini-batches, and return the samples of each commit."""
-        counts, workers = commits["steps"], commits["worker"]
+        counts, workers = commits["steps"], trained_by(commits, self.facts.workers + self.facts.helpers)
         if len(steps) != counts.sum():  # a resumed job whose records were lost in part
             return np.zeros(len(commits))
         commit = np.repeat(np.arange(len(commits)), counts)
@@ -465,7 +488,7 @@ class JobRecord:
                 self._failed_after = self.now.saved_clock
             elif event.text == SNAPSHOTS_RESUMED:
                 self._failed_after = None
-            if event.worker is not None:
+            if event.worker is not None and event.worker < self.facts.workers:
                 self.workers.note_event(event.worker, event.kind)
                 self._sent.workers.add(event.worker)
 
@@ -500,7 +523,7 @@ class JobRecord:
         facts = asdict(self.facts) | {"options": {name: _json_of(value) for name, value in self.facts.options.items()}}
         entry = {"kind": "whole", "facts": facts, "metrics": list(self.metrics), "began": self.began}
         entry |= self._lines(0) | self._rest()
-        entry["workers"] = self.workers.columns(range(self.facts.workers), self._seconds)
+        entry["workers"] = self.workers.columns(range(self.facts.workers + self.facts.helpers), self._seconds)
         entry["events"] = self._event_rows(len(self._events))
         entry["evaluations"] = self._evaluation_rows(0)
         self._sums.buckets.mark_sent()

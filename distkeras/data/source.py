@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -62,6 +62,7 @@ class Prefetcher(Generic[T]):
         timeout: seconds that the consumer waits for an item.
         what: a name for an item, for error texts.
         worker: the consuming worker, for error texts.
+        idle: called by the thread, again and again, while enough items are ready; it returns whether it had work.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Prefetcher(Generic[T]):
         timeout: float = 3600.0,
         what: str = "the next item",
         worker: int | None = None,
+        idle: Callable[[], bool] | None = None,
     ) -> None:
         depth = require_integer("depth", depth)
         # Items are handed over in bulk: a switch of threads costs more than a small batch. The items that the consumer
@@ -85,6 +87,7 @@ class Prefetcher(Generic[T]):
         self._error: BaseException | None = None
         self._closed = False
         self._timeout, self._what, self._worker = timeout, what, worker
+        self._idle = idle
         self._thread = threading.Thread(target=self._run, args=(items,), name=name, daemon=True)
 
     @property
@@ -136,6 +139,8 @@ class Prefetcher(Generic[T]):
             for item in items:
                 if not self._put(item):
                     break
+                while self._idle is not None and self._is_full and self._idle():
+                    pass
         except BaseException as raised:  # noqa: BLE001 - nothing is swallowed: the consumer raises it
             error = raised
         finally:
@@ -143,9 +148,13 @@ class Prefetcher(Generic[T]):
                 self._ended, self._error = True, error
                 self._changed.notify_all()
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self._ready) >= self._most_ready and not self._closed
+
     def _put(self, item: T) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: len(self._ready) < self._most_ready or self._closed)
+            self._changed.wait_for(lambda: not self._is_full)
             if not self._closed:
                 self._ready.append(item)
                 self._changed.notify_all()
@@ -175,6 +184,8 @@ class BatchSource:
         window: batches that the worker trains on at a time.
         directory: the folder for a spool over its budget; one of Spark's local directories by default.
         timeout: seconds to wait for Spark's next rows.
+        read_ahead: read all rows into the spool while enough mini-batches are ready, so that other threads may have
+            them early (`from_position`). Rows must be kept: several epochs, or `DataSpec.rewindable`.
 
     The iteration raises:
         BadValueError: a null, NaN or infinity; a number that its dtype cannot hold; a label that is not a class.
@@ -200,11 +211,14 @@ class BatchSource:
         window: int = 1,
         directory: str | None = None,
         timeout: float = 3600.0,
+        read_ahead: bool = False,
     ) -> None:
         worker = require_integer("worker", worker, 0)
         window, depth = require_integer("window", window), require_integer("depth", depth)
         #: Rows read so far; after the first epoch, all rows of the partition.
         self.rows = 0
+        #: Whether these are all.
+        self.complete = False
         if spec.encoded:  # decoded rows are larger than Spark's record batches
             size = spec.batch_size
             arrow = (record.slice(start, size) for record in arrow for start in range(0, record.num_rows, size))
@@ -223,6 +237,10 @@ class BatchSource:
         self._spool: Spool | None = None
         if spec.epochs > 1 or spec.rewindable:
             self._spool = Spool(spec.columns, spec.spool_bytes, directory or local_directory(worker))
+        #: The first row and the end of records in the spool that the first epoch has not come to.
+        self._ahead: deque[tuple[int, int]] | None = deque() if read_ahead and self._spool is not None else None
+        # A thread that reads ahead may wait for Spark at any time, and not only when the worker does.
+        self._close_seconds = _CLOSE_SECONDS if self._ahead is None else max(_CLOSE_SECONDS, timeout)
         self._prefetcher = self._prefetcher_from(start, checksum)
 
     def _prefetcher_from(self, start: tuple[int, int], checksum: int | None) -> Prefetcher[Batch]:
@@ -235,21 +253,38 @@ class BatchSource:
             timeout=self._timeout,
             what="the next rows from Spark, which may still compute them; `Deadlines.rows` sets the limit",
             worker=self._worker,
+            idle=None if self._ahead is None else self._read_ahead,
         )
 
     def rewind(self, start: tuple[int, int], checksum: int | None = None) -> None:
         """Continue from the batch at ``start``, before or after the current one, as if the source were new."""
         if self._spool is None:
             raise ConfigurationError("`rewind` needs the rows kept. Received: one epoch, rewindable=False")
-        self._prefetcher.close(_CLOSE_SECONDS)
+        self._prefetcher.close(self._close_seconds)
+        if self._ahead is not None:
+            self._ahead.clear()  # the first epoch begins again with all rows of the spool
         self._prefetcher = self._prefetcher_from(start, checksum)
         self._prefetcher.start()
 
     def read_to_end(self) -> None:
         """Read the partition to its end, which sets `rows`, and end the iteration; DeadlineError as in `close`."""
-        self._prefetcher.close(_CLOSE_SECONDS)
+        self._prefetcher.close(self._close_seconds)
         while self._read_record() is not None:
             pass
+
+    @property
+    def checksum(self) -> int:
+        """Return the checksum of all rows, once they are read."""
+        return self._checksum.before(self.rows)
+
+    def from_position(self, epoch: int, index: int) -> Iterator[Batch]:
+        """Yield the mini-batches from a position on, once all rows are read and kept; in any thread."""
+        assert self.complete
+        assert self._spool is not None
+        rows = self._spool.arrays()
+        for number in range(epoch, self._spec.epochs):
+            cut = self._order.cut(rows, self.checksum, number) if number else self._cut_blocks([rows])
+            yield from self._numbered_batches(number, cut, index if number == epoch else 0, None, counted=False)
 
     def passed(self, batch: Batch) -> float:
         """Return the share of its epoch that is complete after ``batch``; 0 if it is unknown.
@@ -287,7 +322,7 @@ class BatchSource:
 
     def close(self) -> None:
         """End the thread and discard the spool. Thread-safe and idempotent."""
-        self._prefetcher.close(_CLOSE_SECONDS)
+        self._prefetcher.close(self._close_seconds)
         if self._spool is not None:
             self._spool.close()
 
@@ -308,8 +343,11 @@ class BatchSource:
             yield from self._numbered_batches(epoch, batch_rows, start, checksum)
 
     def _first_epoch(self) -> Iterator[BatchRows]:
+        return self._cut_blocks(self._all_rows())
+
+    def _cut_blocks(self, pieces: Iterable[ColumnRows]) -> Iterator[BatchRows]:
         end = 0
-        for number, block in enumerate(in_blocks(self._all_rows(), self._order.block_rows)):
+        for number, block in enumerate(in_blocks(pieces, self._order.block_rows)):
             end += len(block[0])
             yield from self._order.cut(block, self._checksum.before(end), 0, number)
 
@@ -322,16 +360,30 @@ class BatchSource:
     def _remaining_rows(self) -> Iterator[ColumnRows]:
         """Yield the rows that have not been read yet, until the prefetcher is closed for a `rewind`."""
         while not self._prefetcher.closed:
+            if self._ahead:
+                first, end = self._ahead.popleft()
+                assert self._spool is not None
+                yield tuple(column[first:end] for column in self._spool.arrays())
+                continue
             rows = self._read_record()
             if rows is None:
                 return
             yield rows
 
+    def _read_ahead(self) -> bool:
+        """Read the next rows into the spool, before the first epoch comes to them; return whether there were any."""
+        first = self.rows
+        if self.complete or self._read_record() is None:
+            return False
+        assert self._ahead is not None
+        self._ahead.append((first, self.rows))
+        return True
+
     def _read_record(self) -> ColumnRows | None:
         """Return the columns of the next record batch, checked and spooled; None at the end."""
         record = next(self._arrow, None)
         if record is None:
-            self._expected_rows = self.rows
+            self._expected_rows, self.complete = self.rows, True
             return None
         step = self.rows // self._spec.batch_size
         rows = checked_columns(record, self._spec, worker=self._worker, step=step, first_row=self.rows)
@@ -344,20 +396,23 @@ class BatchSource:
         return rows
 
     def _numbered_batches(
-        self, epoch: int, batch_rows: Iterator[BatchRows], start: int, checksum: int | None
+        self, epoch: int, batch_rows: Iterator[BatchRows], start: int, checksum: int | None, *, counted: bool = True
     ) -> Iterator[Batch]:
-        """Yield the batches from number `start` on. Each waits for the next one, since the last is marked as such."""
+        """Yield the batches from number `start` on. Each waits for the next one, since the last is marked as such.
+
+        Those that are ``counted`` count for `padding`.
+        """
         count = 0
         previous: BatchRows | None = None
         for rows in batch_rows:
             if previous is not None and count > start:
-                yield self._batch(previous, epoch, count - 1, False)
+                yield self._batch(previous, epoch, count - 1, False, counted)
             previous = rows
             count += 1
             if count == start:
                 self._check_checksum(epoch, start, rows.checksum, checksum)
         if previous is not None and count > start:
-            yield self._batch(previous, epoch, count - 1, True)
+            yield self._batch(previous, epoch, count - 1, True, counted)
         if start > count:
             raise LedgerError(
                 f"the input has not returned the same rows as before: {count} mini-batches in epoch {epoch}, of which "
@@ -366,11 +421,12 @@ class BatchSource:
                 step=start,
             )
 
-    def _batch(self, rows: BatchRows, epoch: int, index: int, last: bool) -> Batch:
+    def _batch(self, rows: BatchRows, epoch: int, index: int, last: bool, counted: bool) -> Batch:
         batch = rows.batch(epoch, index, last)
-        own, padded = rows.gather.steps(rows.rows)
-        self._steps += own
-        self._padded_steps += padded
+        if counted:
+            own, padded = rows.gather.steps(rows.rows)
+            self._steps += own
+            self._padded_steps += padded
         return batch
 
     def _check_checksum(self, epoch: int, index: int, checksum: int, expected: int | None) -> None:

@@ -33,12 +33,12 @@ class StallDetector:
 
     def check(self, workers: np.ndarray) -> None:
         """Report the stalls of a `messages.WorkerTable`: float64 rows of worker, attempt, last commit, its age."""
-        for worker, attempt, sequence in workers[workers[:, 3] >= self.after, :3].astype(int).tolist():
+        for *numbers, seconds in workers[workers[:, 3] >= self.after].tolist():
+            worker, attempt, sequence = map(int, numbers)
             silence = (attempt, sequence)
             if self._reported.get(worker) == silence:
                 continue
             self._reported[worker] = silence
-            seconds = float(workers[workers[:, 0] == worker, 3][0])
             since = f"its commit {sequence}" if sequence else "it joined"
             text = "worker %d (attempt %d) has been silent for %.0f s, since %s"
             self._events.report(log, "stall", text, worker, attempt, seconds, since, worker=worker, attempt=attempt)

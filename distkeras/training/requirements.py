@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distkeras.data.batches import Batch
+from distkeras.data.batches import Batch, DataSpec
 from distkeras.keras_model.optimizers import inner_optimizer, takes_plain_steps
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.private_keras import rate_of
@@ -15,8 +15,9 @@ from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import ConfigurationError, DistkerasError
 from distkeras.ps.rules import Rule
-from distkeras.ps.settings import ServerSettings
-from distkeras.ps.validate import refuse
+from distkeras.ps.settings import ServerSettings, WorkerSettings
+from distkeras.ps.transport.row_links import KINDS
+from distkeras.ps.validate import reason_against, refuse
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkFacts
 
@@ -166,6 +167,42 @@ def require_together(server: ServerSettings, training: TrainSettings, *, stream:
     server.rule.require_job(server.workers, training.num_epoch)
     if server.rule.traits.peers:
         refuse("a rule whose workers exchange", server, training, stream=stream)
+
+
+def may_lend(
+    server: ServerSettings, worker: WorkerSettings, training: TrainSettings, spec: DataSpec, *, stream: bool
+) -> bool:
+    """Return whether workers train mini-batches of others: as the user says, or else if the job allows it.
+
+    Raises:
+        ConfigurationError: they must, but the rule, an option or a column does not allow it.
+    """
+    must = bool(training.lends or training.helpers)
+    if training.helpers and training.lends is False:
+        raise ConfigurationError(
+            f"`helpers` must be 0 if workers do not lend. Received: helpers={training.helpers}, lends=False"
+        )
+    keeps_rows = spec.epochs > 1 or spec.rewindable
+    if training.lends is False or not (must or (server.workers > 1 and keeps_rows)):
+        return False
+    reason = _reason_against_lending(server, worker, training, spec, stream=stream)
+    if reason is not None and must:
+        raise ConfigurationError(reason)
+    return reason is None
+
+
+def _reason_against_lending(
+    server: ServerSettings, worker: WorkerSettings, training: TrainSettings, spec: DataSpec, *, stream: bool
+) -> str | None:
+    if not server.rule.traits.lends:
+        return (
+            f"`lends` must be False with rule {server.rule.name!r}: what a worker trains depends on its own earlier "
+            "steps, or on which workers train. Received: lends=True"
+        )
+    for column in spec.columns:
+        if np.dtype(column.dtype).kind not in KINDS:
+            return f"`lends` must be False with column {column.name!r}, which has no numbers. Received: lends=True"
+    return reason_against("lending", server, worker, training, stream=stream)
 
 
 def _require_known(resources: ResourceProfile, facts: SparkFacts) -> None:

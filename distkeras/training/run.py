@@ -32,6 +32,7 @@ from distkeras.spark.kept_layout import KeptLayout
 from distkeras.spark.record_stream import in_sized_batches
 from distkeras.training.callback_runner import CallbackRunner
 from distkeras.training.cluster_server import ClusterServer, ServerHandle
+from distkeras.training.helpers import Helpers
 from distkeras.training.plan import CenterCopy, JobPlan, Publication, report_lives
 from distkeras.training.progress import Progress, StallDetector
 from distkeras.training.supervisor import Supervisor
@@ -129,6 +130,7 @@ class SparkJob:
             on_error=self.fail,
             scope=partial(in_callers_scope, self._session),
         )
+        self._helpers = Helpers(self._session, self._task, plan.training, events)
         self._over = threading.Event()
 
     def run(self) -> list[Row]:
@@ -156,6 +158,7 @@ class SparkJob:
             raise
         finally:
             self._over.set()
+            self._helpers.close()
             self._observer.close()
             watch.join(_CANCEL_SECONDS)
 
@@ -180,6 +183,8 @@ class SparkJob:
                 continue
             match signal:
                 case _StatusArrived(status):
+                    if status.joined == self._task.settings.workers:  # else they might take the slot of a worker
+                        self._helpers.start()
                     self._progress.update(status)
                     self._on_status(status)
                     self.callbacks.update(status)
@@ -239,6 +244,8 @@ class SparkJob:
                     return
                 if self._observer.lost(error) or not self._server.alive():
                     clock = -1  # a restarted server has an older clock; `Supervisor.watch` restarts it
+                    if self._plan.training.server == "cluster":  # it needs a slot
+                        self._helpers.stop()
                     self._over.wait(_POLL_SECONDS)
                     continue
                 self._signals.put(_JobFailed(error))

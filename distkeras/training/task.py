@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -44,14 +44,17 @@ from distkeras.ps.settings import WorkerSettings
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.members import MemberLinks
 from distkeras.ps.transport.relay_group import RelayGroup
+from distkeras.ps.transport.row_links import RawBatch
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.daso import run_member
+from distkeras.ps.worker.helping import Helping, LoanTask, bounded
 from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
 from distkeras.spark.task_process import prepare_task
+from distkeras.training.lent_rows import OfferedRows, as_batch, fetched_ahead
 from distkeras.training.server_task import own_address
 
 #: The task's output: columns with their types, as Spark and as Arrow spell them.
@@ -113,13 +116,13 @@ class Task:
             )
         try:
             prepare_task(self.settings.threads)
-            summary = _TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
+            summary = TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
         except DistkerasError as error:  # the driver has the full error already; Spark logs this text several times
             raise shortened(error) from error.__cause__
         yield summary
 
 
-class _TaskAttempt:
+class TaskAttempt:
     """One attempt at one partition: its rows, its connection to the server, and the worker's loop."""
 
     def __init__(self, task: Task, worker: int, attempt: int, records: RecordStream) -> None:
@@ -135,13 +138,42 @@ class _TaskAttempt:
                 shared=settings.shared_memory,
             )
         self._records = records
-        #: The current mini-batch, for error texts, and the epoch and the number of the next one to read.
+        #: The current mini-batch and its partition, for error texts, and the epoch and number of the next own one.
         self._step: int | None = None
+        self._partition = worker
         self._next = (0, 0)
-        self._client = WorkerClient(
+        self._attempt = attempt
+        self._client = self._client_for(worker, group=self._group)
+        self._helping: Helping | None = None
+        if settings.lends:
+            self._helping = Helping(
+                task.address,
+                settings.deadlines,
+                worker=worker,
+                attempt=attempt,
+                epochs=task.spec.epochs,
+                host=lambda: members_host(task.address.locate()[0]),
+                workers=settings.workers,
+                task=LoanTask(self._client_for, self._begin_loan, fetched_ahead),
+            )
+        self._auto_window: AutoWindow | None = None
+        if settings.rule.window == AUTO:
+            self._auto_window = AutoWindow(settings.rule, overlap=settings.overlap)
+        self._optimizer_due = SaveInterval.of(settings.rule, settings.workers)
+        self._source: BatchSource | None = None
+        #: The replica of the latest loop, which trains loans, too.
+        self._replica: KerasReplica | None = None
+        self._model_file = b""
+        self._began = time.monotonic()
+        self._ready: float | None = None
+
+    def _client_for(self, lease: int, connection: int = 0, group: RelayGroup | None = None) -> WorkerClient:
+        """Return the client for a lease, that of the partition or of a loan, after its latest ``connection``."""
+        task, settings = self._task, self._task.settings
+        return WorkerClient(
             task.address,
-            worker=worker,
-            attempt=attempt,
+            worker=lease,
+            attempt=self._attempt,
             size=task.size,
             moving_statistics=task.moving_statistics,
             metrics=task.metrics,
@@ -150,16 +182,9 @@ class _TaskAttempt:
             tables=() if task.rows is None else task.rows.tables,
             shared_parts=settings.rule.traits.parts if settings.shared_memory else 0,
             micro_batch=task.micro_batch,
-            group=self._group,
+            group=group,
+            connection=connection,
         )
-        self._auto_window: AutoWindow | None = None
-        if settings.rule.window == AUTO:
-            self._auto_window = AutoWindow(settings.rule, overlap=settings.overlap)
-        self._optimizer_due = SaveInterval.of(settings.rule, settings.workers)
-        self._source: BatchSource | None = None
-        self._model_file = b""
-        self._began = time.monotonic()
-        self._ready: float | None = None
 
     def run(self) -> pa.RecordBatch:
         """Train on the partition, and return the summary; report an error of the user or the machine, then raise it."""
@@ -175,6 +200,8 @@ class _TaskAttempt:
         finally:
             if self._group is not None:
                 self._group.close()
+            if self._helping is not None:
+                self._helping.close()
             self._client.close()
         return self._summary(rows, batches)
 
@@ -182,7 +209,7 @@ class _TaskAttempt:
         """Report ``error`` to the server if the user or the machine caused it; return it as a typed error."""
         typed = sorted_error(error)
         if typed.origin in (Origin.USER, Origin.NODE):
-            typed.worker = self._client.worker if typed.worker is None else typed.worker
+            typed.worker = self._partition if typed.worker is None else typed.worker
             typed.step = self._step if typed.step is None else typed.step
             typed.remote_traceback = traceback.format_exc()
             self._client.report(typed)
@@ -194,16 +221,47 @@ class _TaskAttempt:
         welcome = client.join()
         if welcome.finished and welcome.stopping:
             return 0, -1
-        if welcome.finished:
+        if welcome.finished and not welcome.owes:
             # Spark lost the summary of an earlier attempt. The rows are counted again for the driver's check.
             rows = self._require_same_rows(welcome)
+            self._help()
             return rows, -(-rows // self._task.spec.batch_size)
         with ExitStack() as stack:
-            run_worker(client, welcome, partial(self._begin_loop, stack))
+            if welcome.owes:  # an earlier attempt has trained this share, and has died before it had sent all rows
+                self._source_from(stack, replace(welcome, epoch=self._task.spec.epochs, batch=0)).read_to_end()
+            else:
+                run_worker(client, welcome, partial(self._begin_loop, stack))
+            if self._source is not None and not client.stopping:
+                self._source.read_to_end()
+                self._offer(self._source)
+                self._help()
             if self._source is None or client.stopping:
                 return 0 if self._source is None else self._source.rows, -1
             self._source.read_to_end()  # an earlier attempt or incarnation may have trained on the rest
             return self._source.rows, self._source.batches_per_epoch
+
+    def _offer(self, source: BatchSource) -> None:
+        """Offer the rows of this partition to other workers, once they are read."""
+        if self._helping is not None and source.complete:
+            self._helping.offer(lambda: OfferedRows(source), self._client.incarnation)
+
+    def _help(self) -> None:
+        """Train mini-batches of other workers until there are none."""
+        if self._helping is not None:
+            self._helping.help(lambda: self._client.stopping)
+
+    def _begin_loan(self, stack: ExitStack, client: WorkerClient, partition: int, rows: Iterator[RawBatch]) -> Loop:
+        """Return the loop that trains the mini-batches of a loan, with the optimizer of this partition's if it has one.
+
+        It is not kept: the partition's own state is that of its own mini-batches.
+        """
+        self._partition, replica = partition, self._replica
+        if replica is None:
+            self._model_file = self._model_file or client.fetch_model()
+            self._task.recipe.begin_task()
+            replica = stack.enter_context(_REPLICAS.lent(self._task.recipe, self._model_file, self._task.rows))
+        batches = (as_batch(raw, self._task.spec) for raw in rows)
+        return self._loop_over(client, replica, batches, keeper=None)
 
     def _require_same_rows(self, welcome: Welcome) -> int:
         """Check that the rows of a finished partition are those that were trained on, and return their number."""
@@ -225,7 +283,7 @@ class _TaskAttempt:
         self._next = (welcome.epoch, welcome.batch)
         task.recipe.begin_task()
         # After a rewind, the optimizer's state includes discarded steps: a new replica begins with the saved state.
-        replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file, task.rows))
+        replica = self._replica = stack.enter_context(_REPLICAS.lent(task.recipe, self._model_file, task.rows))
         if self._ready is None:
             self._ready = time.monotonic() - self._began
         if settings.rule.traits.peers:
@@ -233,7 +291,7 @@ class _TaskAttempt:
                 self._client,
                 settings,
                 replica,
-                self._tracked(source, self._read(source)),
+                self._tracked(self._client, source, self._read(source)),
                 source=source,
                 welcome=welcome,
                 epochs=task.spec.epochs,
@@ -242,26 +300,40 @@ class _TaskAttempt:
         keeper: OptimizerKeeper | None = None
         if settings.keep_optimizer and is_kept(settings.rule):
             keeper = OptimizerKeeper(settings.rule, replica, self._optimizer_due, welcome, at_end=task.saved)
-        tables = self._table_windows(source)
+        return self._loop_over(self._client, replica, self._read(source), keeper=keeper, source=source)
+
+    def _loop_over(
+        self,
+        client: WorkerClient,
+        replica: KerasReplica,
+        batches: Iterator[Batch],
+        *,
+        keeper: OptimizerKeeper | None,
+        source: BatchSource | None = None,
+    ) -> Loop:
+        """Return the loop over mini-batches of this partition, which ``source`` has, or of another one."""
+        settings = self._task.settings
+        tables = self._table_windows(client, batches)
+        own: Iterator[Any] = bounded(batches if tables is None else iter(tables), lambda: client.end)
         return work(
             settings.rule,
             replica,
-            self._tracked(source, self._read(source) if tables is None else iter(tables)),
-            (lambda: self._client.payload(settings.rule.traits.parts)) if tables is None else tables.payload,
-            moving_statistics=task.moving_statistics,
+            self._tracked(client, source, own),
+            (lambda: client.payload(settings.rule.traits.parts)) if tables is None else tables.payload,
+            moving_statistics=self._task.moving_statistics,
             overlap=settings.overlap,
             windows=self._auto_window,
             keeper=keeper,
             tables=tables,
         )
 
-    def _table_windows(self, source: BatchSource) -> TableWindows | None:
+    def _table_windows(self, client: WorkerClient, batches: Iterator[Batch]) -> TableWindows | None:
         """Return the windows of the mini-batches to come, if tables travel by rows; one is read ahead."""
         rows, window = self._task.rows, self._task.settings.rule.window
         if rows is None or not isinstance(window, int):
             return None
-        windows = WindowRows(self._read(source), rows, self._task.spec, window, self._client.worker)
-        return TableWindows(rows.tables, self._task.size, windows, outgoing=lambda: self._client.payload(1)[0])
+        windows = WindowRows(batches, rows, self._task.spec, window, client.worker)
+        return TableWindows(rows.tables, self._task.size, windows, outgoing=lambda: client.payload(1)[0])
 
     def _read(self, source: BatchSource) -> Iterator[Batch]:
         """Yield the mini-batches of ``source``, and record the position of the next one, for rewinds."""
@@ -269,11 +341,15 @@ class _TaskAttempt:
             self._next = (batch.epoch + 1, 0) if batch.last else (batch.epoch, batch.index + 1)
             yield batch
 
-    def _tracked(self, source: BatchSource, batches: Iterator[Any]) -> Iterator[Batch]:
-        """Yield ``batches``, and record the current one for errors and commits."""
+    def _tracked(self, client: WorkerClient, source: BatchSource | None, batches: Iterator[Any]) -> Iterator[Batch]:
+        """Yield ``batches``, and record the current one for errors and commits; ``source`` None: they are lent."""
         for batch in batches:
             self._step = batch.index
-            self._client.passed = source.passed(batch)
+            if source is not None:
+                client.passed = source.passed(batch)
+                self._offer(source)
+            elif self._helping is not None:
+                self._helping.renew(client.incarnation)
             yield batch
 
     def _source_from(self, stack: ExitStack, welcome: Welcome) -> BatchSource:
@@ -290,6 +366,7 @@ class _TaskAttempt:
                 checksum=checksum,
                 window=window if isinstance(window, int) else CALL_STEPS_MAX,
                 timeout=self._task.settings.deadlines.rows,
+                read_ahead=self._helping is not None,
             )
             self._source = stack.enter_context(source)
         elif start != self._next:

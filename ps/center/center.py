@@ -25,8 +25,9 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer, Chunks, Pool, ViewAhead
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.driver_values import DriverValues
-from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease
+from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease, Position
 from distkeras.ps.center.living_tables import LivingTable
+from distkeras.ps.center.loans import Lending
 from distkeras.ps.center.schedulers import Round, Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.tables import Table
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError
@@ -105,6 +106,7 @@ class Released(NamedTuple):
     moving_statistics: np.ndarray = NO_FLOATS
     window: int = 0
     rows: tuple[Vector, ...] = ()
+    end: Position | None = None
 
 
 class Center:
@@ -118,6 +120,7 @@ class Center:
         measure_gap: record ``||center - sent|| / sqrt(size)`` at each commit; this costs one more pass.
         check_finite: raise an error at the commit whose arithmetic produces a NaN or infinity from finite numbers.
         now, monotonic: clocks in seconds, for the records (since the epoch) and for the workers' speeds.
+        lends: workers that have no work left train mini-batches of others.
     """
 
     def __init__(  # noqa: PLR0913 - independent facts of one job, which callers name
@@ -136,6 +139,7 @@ class Center:
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         tables: Sequence[Table] = (),
+        lends: bool = False,
     ) -> None:
         self.traits = rule.traits
         if tables:
@@ -170,6 +174,9 @@ class Center:
         self.values = DriverValues()
         self.log = CommitLog()
         self.leases = Leases(workers, self._make_worker_vectors, now)
+        self.lending: Lending | None = None
+        if lends:
+            self.lending = Lending(self.leases, workers, rule, monotonic)
         self.tables = tuple(tables)
         self.pool = Pool(vector.size, vector.dtype)
         self.current = self.pool.take()
@@ -216,6 +223,8 @@ class Center:
 
     def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
         """Grant ``attempt`` the lease of ``worker``'s partition and return it, None if it must wait: `Leases.join`."""
+        if worker < 0 or (worker >= self.workers and self.lending is None):
+            raise RemoteProtocolError(f"`worker` must be in [0, {self.workers}). Received: worker={worker}")
         lease = self.leases.join(worker, attempt, expired=expired)
         if lease is not None and not lease.finished:
             self.scheduler.joined(worker)
@@ -234,7 +243,8 @@ class Center:
                 self.rule.leave(self.model, lease.vectors, self.counters)
                 self.scheduler.finished(worker)
             self._end_round_if_complete()
-            if len(self.leases) == self.workers and all(other.finished for other in self.leases.values()):
+            early = self.stopping is not None and self.lending is not None and self.leases.ended_early
+            if self.leases.complete or early:
                 self._drain(self.workers)
 
     def take_back(self) -> None:
@@ -338,12 +348,18 @@ class Center:
                     learning_rate=member.learning_rate if len(commits) > 1 else context.learning_rate,
                     gap=gap,
                     scale=scale,
+                    lease=member.worker,
+                    trained_by=self.leases[member.worker].holder,
                 ),
+                self.leases[member.worker].partition,
             )
             self.clock += 1
             self.leases[member.worker].steps = member.steps
             self.leases[member.worker].advance(member, now)
             self.scheduler.committed(member.worker)
+        if self.lending is not None:
+            lease.keep_pace(commit.steps, self._monotonic())
+            self.lending.cut(commit.worker)
         if not commit.wants_center:
             lease.begin_window(self.clock, self._monotonic())
         self._end_round_if_complete()
@@ -358,9 +374,11 @@ class Center:
             return False
         now = self._now()
         staleness = lease.staleness(commit, self.clock)
-        skipped = CommitOutcome(self.clock, staleness, now, commit.learning_rate, math.nan, scale=0.0, skipped=True)
+        skipped = CommitOutcome(
+            self.clock, staleness, now, commit.learning_rate, math.nan, 0.0, True, commit.worker, lease.holder
+        )
         with self._arithmetic.of(commit.worker, commit.first, self.clock):
-            self.log.add(commit, skipped)
+            self.log.add(commit, skipped, lease.partition)
             lease.advance(commit, now)
             lease.optimizer = None  # the state may already contain non-finite numbers
             lease.skipped = True
@@ -542,7 +560,7 @@ class Center:
         rate, window = self.rate(self.clock), self.next_window(worker)
         requests = zip(self.tables, wants, outs or [None] * len(wants), strict=True) if wants else ()
         rows = tuple([table.gather(ids, out) for table, ids, out in requests])
-        return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window, rows)
+        return Released(version, self.clock, lease.sequence, rate, self.moving_statistics, window, rows, lease.end)
 
     def release_companions(self, companions: Sequence[Commit], released: Released) -> None:
         """Record that the relay forwards ``released``, which it was just sent, to the workers of ``companions``."""

@@ -153,6 +153,8 @@ class CommitOutcome(NamedTuple):
         gap: ``||center - sent|| / sqrt(size)``; NaN if it was not measured.
         scale: mean scale factor of the payload, of the worker's half of the rule or of the server's.
         skipped: the commit was skipped for a NaN or infinity, and has not moved the center.
+        lease: the lease under which it was made: the number of its partition, or of a loan of a part of it.
+        trained_by: the worker that trained the mini-batches; other than the partition's own one if they were lent.
     """
 
     clock: int
@@ -162,6 +164,8 @@ class CommitOutcome(NamedTuple):
     gap: float
     scale: float
     skipped: bool = False
+    lease: int = -1
+    trained_by: int = -1
 
 
 _FORMATS = {int: "<i8", bool: "<i8", float: "<f8"}
@@ -188,7 +192,7 @@ COMMIT = np.dtype(
 _packed = struct.Struct("<" + "".join("d" if COMMIT[name].kind == "f" else "q" for name in COMMIT.names or ())).pack
 
 _RECENT = 64
-_STEPS, _STALENESS = (list(COMMIT.fields or ()).index(name) for name in ("steps", "staleness"))
+_STEPS, _STALENESS, _WORKER = (list(COMMIT.fields or ()).index(name) for name in ("steps", "staleness", "worker"))
 
 #: The commits and bytes of history that are kept in memory before they are moved to a file.
 _MEMORY_COMMITS, _MEMORY_BYTES = 256, 4 << 20
@@ -212,17 +216,23 @@ class CommitLog:
         self.samples = 0
         #: Number of commits that were skipped for a NaN or infinity.
         self.skipped = 0
+        #: Mini-batches that another worker than their partition's own one has trained.
+        self.lent = 0
         #: Mini-batches whose records were lost with a damaged file; `batches` counts them.
         self.missing = 0
         self._losses: deque[float] = deque(maxlen=_RECENT)
         self._staleness: deque[float] = deque(maxlen=_RECENT)
 
-    def add(self, commit: Commit, outcome: CommitOutcome) -> None:
+    def add(self, commit: Commit, outcome: CommitOutcome, partition: int | None = None) -> None:
+        """Record a commit of mini-batches of ``partition``; None: its worker's own."""
         row, history = _of_commit(commit) + outcome, commit.history
+        if partition not in (None, commit.worker):  # which is the number of a loan
+            row = (*row[:_WORKER], partition, *row[_WORKER + 1 :])
         self._commits.append(row)
         self._history.append(history)
         self._bytes += history.nbytes
         self.batches += int(row[_STEPS])
+        self.lent += int(row[_STEPS]) if row[_WORKER] != outcome.trained_by >= 0 else 0
         skipped = outcome.skipped
         self.skipped += skipped
         if not skipped:
@@ -281,6 +291,7 @@ class CommitLog:
             "batches": self.batches,
             "samples": self.samples,
             "skipped": self.skipped,
+            "lent": self.lent,
             "columns": self.columns,
             "losses": list(self._losses),
             "staleness": list(self._staleness),
@@ -289,7 +300,7 @@ class CommitLog:
     def restore_totals(self, totals: Mapping[str, Any]) -> None:
         """Set the values that `totals` returned, after `extend` has added the commits that could be read."""
         self.missing = totals["batches"] - self.batches
-        for name in ("batches", "samples", "skipped", "columns"):
+        for name in ("batches", "samples", "skipped", "lent", "columns"):
             setattr(self, name, totals[name])
         self._losses.extend(totals["losses"])
         self._staleness.extend(totals["staleness"])

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,6 +72,10 @@ class StateMemory:
 
 #: The holder of a lease that the next attempt that joins may take.
 NO_ATTEMPT = -1
+#: Epoch and number of a mini-batch: the position of the next one.
+Position = tuple[int, int]
+#: Seconds for which a loan is kept for the worker to which it was promised.
+PROMISE_SECONDS = 10.0
 #: The shortest duration of a window that is assumed, in seconds, so that speeds are finite.
 _SHORTEST = 1e-9
 
@@ -97,10 +101,24 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
 
 @dataclass
 class PartitionLease:
-    """The lease of a partition, and the partition's progress."""
+    """The lease of a partition, or of a part of it that is lent (`loans`), and its progress."""
 
     attempt: int
     state: LeaseState = LeaseState.HELD
+    #: The partition of its mini-batches, and the worker that trains them, by the number of its own partition.
+    partition: int = 0
+    holder: int = 0
+    #: The position at which it ends; None: with the partition's data. And the epochs of the partition before its first.
+    end: Position | None = None
+    before: float = 0.0
+    #: Checksum of all rows of the partition whose own lease this is, once some were lent; -1: none were.
+    rows_checksum: int = -1
+    #: When a loan was promised to a worker that has not joined yet, in seconds (monotonic); None: it was not.
+    promised_at: float | None = None
+    #: Steps of this attempt after its first commit, and the times of that and of its latest one, seconds (monotonic).
+    paced_steps: int = 0
+    paced_since: float | None = None
+    paced_until: float = 0.0
     sequence: int = 0
     epoch: int = 0
     batch: int = 0
@@ -159,6 +177,34 @@ class PartitionLease:
                 worker=commit.worker,
                 step=commit.first,
             )
+        if self.end is not None and (commit.epoch, commit.last) >= self.end:
+            raise LedgerError(
+                f"a commit of mini-batches {commit.first}-{commit.last} of epoch {commit.epoch} goes beyond mini-batch "
+                f"{self.end[1]} of epoch {self.end[0]}, from which on they are lent to another worker",
+                worker=commit.worker,
+                step=commit.first,
+            )
+
+    def promised(self, now: float) -> bool:
+        """Return whether the lease is kept for a worker that will join."""
+        return self.promised_at is not None and now - self.promised_at < PROMISE_SECONDS
+
+    def keep_pace(self, steps: int, now: float) -> None:
+        """Note that a commit of ``steps`` steps was applied at ``now``, in seconds (monotonic)."""
+        if self.paced_since is None:  # before the first commit, the model was compiled
+            self.paced_since = now
+        else:
+            self.paced_steps += steps
+        self.paced_until = now
+
+    def pace(self, now: float | None = None) -> float | None:
+        """Return this attempt's mini-batches per second until ``now``, or until its latest commit.
+
+        It is None until the attempt has committed twice.
+        """
+        if self.paced_since is None or not self.paced_steps:
+            return None
+        return self.paced_steps / max((self.paced_until if now is None else now) - self.paced_since, _SHORTEST)
 
     def staleness(self, commit: Commit, clock: int) -> int:
         """Return the number of commits applied since the clock at which the window began, under every rule and pace.
@@ -267,7 +313,55 @@ class Leases(dict[int, PartitionLease]):
 
     def add(self, worker: int, attempt: int) -> PartitionLease:
         """Add a lease for ``worker``'s partition, at the beginning of its data."""
-        lease = self[worker] = PartitionLease(attempt, active_at=self._now(), vectors=self.make_vectors())
+        lease = self[worker] = PartitionLease(
+            attempt, partition=worker, holder=worker, active_at=self._now(), vectors=self.make_vectors()
+        )
+        return lease
+
+    def cut(self, number: int, at: Position, *, before: float) -> int:
+        """Cut lease ``number`` at a position before its end; return the number of the loan from there on.
+
+        ``before``: the epochs of the partition before that position. The loan has no holder.
+        """
+        lease, loan = self[number], 1 + max(self._workers - 1, max(self))
+        part = self.add(loan, NO_ATTEMPT)
+        part.state, part.partition, part.end, (part.epoch, part.batch) = LeaseState.FREE, lease.partition, lease.end, at
+        part.before, part.passed = before, before - at[0]
+        lease.end = at
+        return loan
+
+    def loans(self) -> Iterator[tuple[int, PartitionLease]]:
+        """Yield the numbers of the loans, and their leases."""
+        return ((number, lease) for number, lease in self.items() if number >= self._workers)
+
+    def partitions(self) -> Iterator[tuple[int, PartitionLease]]:
+        """Yield the partitions that a worker has joined, and their own leases."""
+        return ((number, lease) for number, lease in self.items() if number < self._workers)
+
+    def owes(self, partition: int) -> bool:
+        """Return whether a loan of ``partition`` has mini-batches left, whose rows its task must send."""
+        return any(not lease.finished for _, lease in self.loans() if lease.partition == partition)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all partitions have been joined, and all leases have ended."""
+        return sum(1 for _ in self.partitions()) == self._workers and all(lease.finished for lease in self.values())
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether all leases have ended, but for loans that no worker will train, since the job ends early."""
+        return all(
+            lease.finished or (number >= self._workers and not lease.connected) for number, lease in self.items()
+        )
+
+    def lend(self, number: int, holder: int, attempt: int, now: float) -> PartitionLease:
+        """Promise a loan without a holder to ``attempt``, of the worker ``holder``, at ``now`` (monotonic)."""
+        lease = self[number]
+        if lease.connected:
+            lease.move(LeaseState.FREE)
+        if attempt != lease.attempt:
+            self._take_over(lease, attempt)
+        lease.holder, lease.promised_at = holder, now
         return lease
 
     def join(self, worker: int, attempt: int, *, expired: bool = False) -> PartitionLease | None:
@@ -277,9 +371,9 @@ class Leases(dict[int, PartitionLease]):
         attempt, even an earlier one, takes over once the lease has ``expired``, because Spark may still rely on it. If
         the partition's data has ended, every attempt is returned the finished lease.
         """
-        if not 0 <= worker < self._workers:
-            raise RemoteProtocolError(f"`worker` must be in [0, {self._workers}). Received: worker={worker}")
         lease = self.get(worker)
+        if not 0 <= worker < self._workers:
+            return self._join_loan(worker, lease, attempt)
         if lease is None:
             lease = self.add(worker, attempt)
         elif lease.finished:
@@ -287,9 +381,26 @@ class Leases(dict[int, PartitionLease]):
         elif attempt != lease.attempt:
             if not expired and (attempt < lease.attempt or lease.connected):
                 return None
-            lease.attempt, lease.active_at, lease.speed = attempt, self._now(), None
-            lease.require_pull()
+            self._take_over(lease, attempt)
         lease.move(LeaseState.HELD)
+        return lease
+
+    def _take_over(self, lease: PartitionLease, attempt: int) -> None:
+        lease.attempt, lease.active_at, lease.speed = attempt, self._now(), None
+        lease.paced_since, lease.paced_steps = None, 0
+        lease.require_pull()
+
+    def _join_loan(self, number: int, lease: PartitionLease | None, attempt: int) -> PartitionLease:
+        """Grant the loan that was promised to ``attempt``."""
+        if lease is None:
+            # A restarted server may not know it. Another loan may have this number then, but not for this attempt: it
+            # asks for one only when it has none.
+            raise LeaseLostError("the server has no such loan", worker=number)
+        if lease.attempt != attempt:
+            raise LeaseLostError(f"the loan was promised to attempt {lease.attempt}, not to {attempt}", worker=number)
+        if not lease.finished:
+            lease.promised_at = None
+            lease.move(LeaseState.HELD)
         return lease
 
     def disconnected(self, worker: int, attempt: int) -> None:

@@ -23,8 +23,7 @@ NO_MICRO_BATCH = -1
 
 def is_complete(center: Center) -> bool:
     """Return whether every partition of the current micro-batch has ended."""
-    leases = center.leases
-    return len(leases) == center.workers and all(lease.finished for lease in leases.values())
+    return center.leases.complete
 
 
 def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Scheduler) -> bool:

@@ -15,7 +15,7 @@ from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, KeptState, LeaseState, MicroBatch
 from distkeras.ps.center.tables import Rows
-from distkeras.ps.errors import DifferentJobError
+from distkeras.ps.errors import ConfigurationError, DifferentJobError
 from distkeras.ps.rules import Rule
 
 #: Bits of the sum of hashes, and by how many bits each hash is shifted to the right for it.
@@ -34,7 +34,10 @@ def sum_of(checksums: Iterable[int]) -> int:
 
 
 #: Attributes of a `PartitionLease` that are saved unchanged, and of a `Round`.
-_KEPT = ("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped", "refusals")
+_KEPT = (
+    *("attempt", "finished", "sequence", "epoch", "batch", "checksum", "steps", "skipped", "refusals"),
+    *("partition", "holder", "end", "before", "rows_checksum"),
+)
 _KEPT_OF_ROUND = ("steps", "skipped", "began", "previous_began")
 
 
@@ -135,23 +138,19 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         center.replace_workers(len(header["progress"]) - header["round"]["skipped"], header["workers"])
         _begin_epoch(center, _first_open_epoch(header))
         return False
-    leases = {int(worker): values for worker, values in header["leases"].items()}
     began_clock, began_epoch = header["began"]
     center.began = began_clock, began_epoch
-    returned = False
-    for worker, values in leases.items():
-        lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
-        lease.state = LeaseState.FINISHED if values["finished"] else LeaseState.FREE  # its attempt is not connected
-        for name in _KEPT:
-            if name not in ("attempt", "finished"):
-                setattr(lease, name, values[name])
-        for number, vector in enumerate(lease.vectors):
-            vector[...] = arrays[f"worker/{worker}/{number}"]
-        if lease.finished and epochs is not None and lease.epoch < epochs:
-            lease.move(LeaseState.FREE)
-            returned = True
-    if returned:
+    returned = [
+        _restore_lease(center, int(worker), arrays, values, same_attempts=same_attempts, epochs=epochs)
+        for worker, values in header["leases"].items()
+    ]
+    if any(returned):
         center.take_back()
+    if center.lending is None and any(not lease.finished for _, lease in center.leases.loans()):
+        raise ConfigurationError(
+            "`lends` must be True: in this checkpoint, mini-batches of a partition are lent to another worker. "
+            "Received: lends=False"
+        )
     active = {worker for worker, lease in center.leases.items() if not lease.finished}
     center.scheduler.restore(
         {int(worker): number for worker, number in header["progress"].items()},
@@ -159,6 +158,33 @@ def restore(center: Center, state: State, *, same_attempts: bool, epochs: int | 
         active=active,
     )
     return True
+
+
+def _restore_lease(
+    center: Center,
+    worker: int,
+    arrays: Mapping[str, np.ndarray],
+    values: Mapping[str, Any],
+    *,
+    same_attempts: bool,
+    epochs: int | None,
+) -> bool:
+    """Restore a lease; return whether it had ended and has more epochs now."""
+    lease = center.leases.add(worker, values["attempt"] if same_attempts else NO_ATTEMPT)
+    lease.state = LeaseState.FINISHED if values["finished"] else LeaseState.FREE  # its attempt is not connected
+    for name in _KEPT:
+        if name not in ("attempt", "finished"):
+            setattr(lease, name, values[name])
+    lease.end = None if lease.end is None else (lease.end[0], lease.end[1])  # JSON has lists
+    if same_attempts and center.lending is not None:
+        center.lending.expect(lease)
+    for number, vector in enumerate(lease.vectors):
+        vector[...] = arrays[f"worker/{worker}/{number}"]
+    # A job that has ended early goes on, and the rows of more epochs continue the last share of a partition.
+    returns = lease.finished and epochs is not None and (lease.epoch, lease.batch) < (lease.end or (epochs, 0))
+    if returns:
+        lease.move(LeaseState.FREE)
+    return returns
 
 
 def _restore_optional(center: Center, header: dict[str, Any]) -> None:
@@ -190,13 +216,18 @@ def _shapes(center: Center) -> list[list[int]]:
 
 def sum_of_rows(state: State) -> int | None:
     """Return the sum over the job's rows; None if some partition was not read to its end."""
-    header = state.header
-    if len(header["leases"]) < header["workers"]:
+    header, own = state.header, _own_leases(state.header)
+    if len(own) < header["workers"]:
         return None
-    with_rows = [lease for lease in header["leases"].values() if _has_rows(lease, header)]
-    if any(lease["epoch"] < 1 or lease["checksum"] < 0 for lease in with_rows):
-        return None
-    return sum_of(lease["checksum"] for lease in with_rows)
+    sums = [_sum_of_partition(lease) for lease in own.values() if _has_rows(lease, header)]
+    known = [one for one in sums if one >= 0]
+    return sum_of(known) if len(known) == len(sums) else None
+
+
+def _sum_of_partition(lease: Mapping[str, Any]) -> int:
+    """Return the checksum of a partition's rows; -1 if they were not read to their end."""
+    checksum: int = lease["checksum"] if lease["epoch"] else lease["rows_checksum"]
+    return checksum
 
 
 def _has_rows(lease: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
@@ -206,12 +237,29 @@ def _has_rows(lease: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
 
 
 def _first_open_epoch(header: dict[str, Any]) -> int:
-    leases = list(header["leases"].values())
-    if len(leases) < header["workers"]:
+    own = _own_leases(header)
+    if len(own) < header["workers"]:
         return 0
-    with_rows = [lease for lease in leases if _has_rows(lease, header)]
-    epochs: list[int] = [lease["epoch"] for lease in with_rows or leases]
+    with_rows = [partition for partition, lease in own.items() if _has_rows(lease, header)]
+    epochs = [_open_epoch(partition, header["leases"].values()) for partition in with_rows or own]
     return min(epochs) if with_rows else max(epochs)
+
+
+def _own_leases(header: dict[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """Return the leases of the partitions, by number, without those of loans."""
+    return {int(number): lease for number, lease in header["leases"].items() if int(number) < header["workers"]}
+
+
+def _open_epoch(partition: int, leases: Iterable[Mapping[str, Any]]) -> int:
+    """Return the first epoch that a partition has not completed."""
+    shares = [lease for lease in leases if lease["partition"] == partition]
+    # A share that has ended may lie before its end, if the job has ended early; the last one's end is the job's.
+    first: int = min(
+        lease["epoch"]
+        for lease in shares
+        if not lease["finished"] or lease["end"] is None or (lease["epoch"], lease["batch"]) < tuple(lease["end"])
+    )
+    return first
 
 
 def _begin_epoch(center: Center, epoch: int) -> None:

@@ -30,7 +30,7 @@ from distkeras.ps.world.files import Files, require_place, write_whole
 from distkeras.ps.world.world import REAL, World
 
 #: The digit is the version of the format, including the content of the headers.
-_MAGIC = b"DKSTORE7"
+_MAGIC = b"DKSTORE8"
 _LENGTH = struct.Struct(">Q")
 _CHECKSUM = struct.Struct(">I")
 _SUFFIX, _DRAFT = ".dks", ".dks.part"

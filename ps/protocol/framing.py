@@ -99,7 +99,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 20
+VERSION = 21
 #: Bytes that are read with a header, to save a system call; more than a commit's fields have.
 READ_AHEAD = 256
 

@@ -204,7 +204,8 @@ class Welcome(Message):
     partition's data has ended, and no attempt holds its lease. ``skipped``: commit ``sequence`` was skipped for a NaN
     or infinity. ``refused``: it was refused, and its mini-batches must be committed again. ``stopping``: the job ends
     early, and the remaining data is not trained on. ``optimizer`` is the sequence number of the kept optimizer state;
-    0: none is kept. ``shares``: the server has mapped the memory of the `Hello`.
+    0: none is kept. ``shares``: the server has mapped the memory of the `Hello`. ``owes``: the partition's own part has
+    ended, and its task must send the rows of the others. For ``end_epoch`` see `Ack`.
     """
 
     incarnation: int
@@ -221,6 +222,9 @@ class Welcome(Message):
     optimizer: int = 0
     refused: bool = False
     shares: bool = False
+    owes: bool = False
+    end_epoch: int = -1
+    end_batch: int = 0
 
 
 class Waiting(Message):
@@ -257,13 +261,16 @@ class CenterReply(Message):
     moved: tuple[Ids, ...] = ()
     version: int = 0
     values: Rows = field(default_factory=lambda: NO_ROWS)
+    end_epoch: int = -1
+    end_batch: int = 0
 
 
 class Ack(Message):
     """Commit ``sequence`` is applied, or a message without a sequence number was received.
 
     ``skipped``: the commit was skipped for a NaN or infinity, and the worker must begin again with a pull. ``refused``:
-    the worker must pull, and compute the same mini-batches again. ``window``: see `CenterReply`.
+    the worker must pull, and compute the same mini-batches again. ``window``: see `CenterReply`. Mini-batch
+    ``end_batch`` of ``end_epoch`` is the first that the worker must not train: another one does; -1: there is none.
     """
 
     incarnation: int
@@ -274,6 +281,8 @@ class Ack(Message):
     stopping: bool = False
     refused: bool = False
     window: int = 0
+    end_epoch: int = -1
+    end_batch: int = 0
 
 
 class Occupancy(Message):
@@ -399,7 +408,8 @@ class Status(Message):
     ``epochs`` is the mean number of completed epochs over the partitions, including the completed share of the present
     epoch, as known to each worker. ``saved_clock`` is the clock of the server's latest snapshot, which was taken
     ``saved_seconds`` ago; -1 and NaN: there is none. ``tables`` are float64 ``(tables, 4)``, for the tables whose
-    touches are counted, in their order: see `LivingTable.counts`.
+    touches are counted, in their order: see `LivingTable.counts`. ``lent``: mini-batches that another worker than their
+    partition's own one has trained.
     """
 
     clock: int
@@ -413,6 +423,7 @@ class Status(Message):
     saved_clock: int = -1
     saved_seconds: float = math.nan
     tables: Rows = field(default_factory=lambda: NO_ROWS)
+    lent: int = 0
 
 
 class Inspect(Message):
@@ -488,7 +499,9 @@ class ListWorkers(Message):
 
 
 class WorkerTable(Message):
-    """Server → driver: worker, attempt, last commit and silence of each partition that has joined and has data left.
+    """Server → driver: worker, attempt, last commit and silence of each lease that has data left and was joined.
+
+    The worker is the one that trains it. Helpers without rows have the numbers after those of the workers.
 
     The silence is in seconds, since that commit or the attempt's join; 0 while the worker waits for a reply.
     """
@@ -562,6 +575,70 @@ class PeerLoss(Message):
     samples: float
 
 
+class OfferRows(Message):
+    """Worker → server: the rows of its partition are all read, and other workers get them at ``host`` and ``port``.
+
+    An epoch has ``batches`` mini-batches, and the job ``epochs`` epochs. ``checksum`` is that of all rows.
+    """
+
+    worker: int
+    attempt: int
+    host: str
+    port: int
+    batches: int
+    epochs: int
+    checksum: int
+
+
+class AskForWork(Message):
+    """Worker → server: the lease of this worker has ended; is there a loan for it? Answered by a `Loan`, after a wait.
+
+    ``lost`` is the partition whose rows it could not get from ``host`` and ``port``; -1: none.
+    """
+
+    worker: int
+    attempt: int
+    lost: int = -1
+    host: str = ""
+    port: int = 0
+
+
+class Loan(Message):
+    """Server → worker: the lease ``number`` is promised to it; its rows are those of ``partition``.
+
+    An epoch of the partition has ``batches`` mini-batches, which the worker gets at ``host`` and ``port``. With -1 as
+    its number, there is none: the worker asks again, or, if it is ``over``, leaves.
+    """
+
+    number: int = -1
+    partition: int = -1
+    batches: int = 0
+    host: str = ""
+    port: int = 0
+    over: bool = False
+
+
+class FetchBatches(Message):
+    """Worker → worker: send ``count`` mini-batches from number ``batch`` of ``epoch`` on, and none after the end."""
+
+    epoch: int
+    batch: int
+    end_epoch: int
+    end_batch: int
+    count: int
+
+
+class SentBatch(Message):
+    """Worker → worker: a mini-batch. ``layout`` describes its ``arrays``: see `row_links.layout_of`."""
+
+    epoch: int
+    batch: int
+    last: bool
+    checksum: int
+    layout: str
+    arrays: tuple[Bytes, ...]
+
+
 class Fault(Message):
     """An error, as its position in `errors.ERRORS`; from a worker it ends the job. In numbers, -1 means none."""
 
@@ -582,6 +659,7 @@ MESSAGES: tuple[type[Message], ...] = (
     *(KeepOptimizer, FetchOptimizer, KeptOptimizer, OptimizerTaken, PublishRows, RowsPublished, InspectRows),  # from 28
     *(TableRows, BeginMicroBatch, MicroBatchBegun, Announce, Members, PeerVector, PeerLoss),  # from 35
     *(SetValues, RemoveRows, BeginChanges, ChangesBegun),  # from 42
+    *(OfferRows, AskForWork, Loan, FetchBatches, SentBatch),  # from 46
 )
 
 #: A traceback longer than this is cut in the middle, to stay below a frame's bound.

@@ -127,4 +127,6 @@ def _scheduler(traits: Traits) -> str:
         return "a round an epoch"
     if traits.synchronous:
         return "rounds"
+    if traits.lends:
+        return "asynchronous, workers lend"
     return "asynchronous, all workers must fit" if traits.fixed_workers else "asynchronous"

@@ -39,6 +39,8 @@ CALL_STEPS_MAX = 64
 #: The window that each worker chooses from the duration of its first exchanges or, under a rule that adds up the steps
 #: of a window, that follows from the number of workers.
 AUTO = "auto"
+#: Steps of the longest window that a worker may choose.
+WINDOW_MAX = 1000
 #: Mini-batches that all workers together compute from one center, under a rule that adds up the steps of windows whose
 #: length is "auto". The page on choosing a rule has the study that this number rests on.
 IN_FLIGHT = 8
@@ -94,6 +96,12 @@ class Traits:
     model_vectors: tuple[str, ...] = ()
     worker_vectors: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
+
+    @property
+    def lends(self) -> bool:
+        """Whether any worker may train any mini-batch (`center.loans`): no half keeps anything for its partition."""
+        bound = self.synchronous or self.fixed_workers or self.keeps_replica or self.peers
+        return not (bound or self.history or self.worker_vectors)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from distkeras.ps.center.center import Center, Released
 from distkeras.ps.center.checks import check_hello, check_shapes, check_wants, not_finite
 from distkeras.ps.center.driver_values import set_values
-from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, Position, StateMemory
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
@@ -41,6 +41,7 @@ from distkeras.ps.protocol.loop import NO_ROWS
 from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.tables import Ids, block_bytes, most_state_bytes
 from distkeras.ps.server.job_state import JobCondition, LeaseConnections, Peer
+from distkeras.ps.server.loan_requests import LoanRequests
 from distkeras.ps.server.rendezvous import RelayGroups, Rendezvous
 from distkeras.ps.server.requests import OptimizerRequests, Request, TableRequests, bytes_of_rows, rows_to_inspect
 from distkeras.ps.settings import ServerSettings
@@ -63,6 +64,18 @@ _TAKEOVER = "attempt %d took partition %d over from attempt %d, at mini-batch %d
 _HISTORY_BYTES = 16 * 1024 * 1024
 #: The longest time that one request for a lease waits, in seconds; then the worker asks again.
 _LEASE_WAIT_SECONDS = 10.0
+
+
+class _End(TypedDict):
+    """The end of a lease as messages have it; -1: it has none."""
+
+    end_epoch: int
+    end_batch: int
+
+
+def _end_in_message(end: Position | None) -> _End:
+    epoch, batch = end or (-1, 0)
+    return {"end_epoch": epoch, "end_batch": batch}
 
 
 class Dispatcher:
@@ -114,9 +127,18 @@ class Dispatcher:
         self._rendezvous = Rendezvous(settings, self.changed, self._seconds_silent)
         peers = settings.rule.traits.peers
         optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world, peers)
-        self._handlers = self._make_handlers(optimizers)
+        loans = LoanRequests(
+            self.changed,
+            self._require_sound,
+            lambda number: self._seconds_silent(number) >= self._deadlines.lease,
+            self._wait_until_saved,
+            self._acknowledge,
+        )
+        self._handlers = self._make_handlers(optimizers, loans)
 
-    def _make_handlers(self, optimizers: OptimizerRequests) -> dict[type[Message], Callable[[Peer, Any], Message]]:
+    def _make_handlers(
+        self, optimizers: OptimizerRequests, loans: LoanRequests
+    ) -> dict[type[Message], Callable[[Peer, Any], Message]]:
         return {
             messages.Commit: self._on_commit,
             messages.Pull: self._on_pull,
@@ -128,6 +150,8 @@ class Dispatcher:
             messages.FetchOptimizer: optimizers.fetch,
             messages.OptimizerTaken: optimizers.taken,
             messages.Leave: self._on_leave,
+            messages.OfferRows: loans.offer,
+            messages.AskForWork: loans.lend,
             messages.Fault: self._on_fault,
             messages.FetchModel: self._on_fetch_model,
             messages.Publish: self._on_publish,
@@ -157,6 +181,11 @@ class Dispatcher:
         commit = vectors + center.moving_statistics.nbytes + _HISTORY_BYTES + bytes_of_rows(shapes)
         blocks = [block_bytes(shape) for shape in shapes]
         return replace(self.limits, body=max(commit, most_state_bytes(center.size, shapes), *blocks))
+
+    def partition_of(self, number: int | None) -> int | None:
+        """Return the partition of a lease, by its number: events and errors name it rather than a loan."""
+        lease = None if self.center is None or number is None else self.center.leases.get(number)
+        return number if lease is None else lease.partition
 
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended."""
@@ -222,27 +251,33 @@ class Dispatcher:
                 self.connections[worker] = peer
                 self._rendezvous.joined(worker, attempt)
             self.changed.notify_all()
-            welcome = messages.Welcome(
-                incarnation=center.incarnation,
-                clock=center.clock,
-                sequence=lease.sequence,
-                durable=self._durable(worker, lease.sequence),
-                epoch=lease.epoch,
-                batch=lease.batch,
-                finished=lease.finished,
-                held=held,
-                checksum=lease.checksum,
-                skipped=lease.skipped,
-                stopping=center.asks_workers_to_leave,
-                optimizer=0 if lease.optimizer is None else lease.optimizer.sequence,
-                refused=lease.refusals > 0,
-            )
+            welcome = self._welcome(center, worker, held=held)
         if former not in (attempt, NO_ATTEMPT) and not welcome.finished:
             where = (attempt, worker, former, welcome.batch, welcome.epoch)
             report(log, "takeover", _TAKEOVER, *where, worker=worker, attempt=attempt)
         slots = None if welcome.finished else map_slots(message, peer.vectors.slot_sizes(center), self._world)
         peer.share(slots)  # this reply has no vector, so the next frame with a vector is the first to use them
         return replace(welcome, shares=slots is not None)
+
+    def _welcome(self, center: Center, worker: int, *, held: bool) -> messages.Welcome:
+        lease = center.leases[worker]
+        return messages.Welcome(
+            incarnation=center.incarnation,
+            clock=center.clock,
+            sequence=lease.sequence,
+            durable=self._durable(worker, lease.sequence),
+            epoch=lease.epoch,
+            batch=lease.batch,
+            finished=lease.finished,
+            held=held,
+            checksum=lease.checksum,
+            skipped=lease.skipped,
+            stopping=center.asks_workers_to_leave,
+            optimizer=0 if lease.optimizer is None else lease.optimizer.sequence,
+            refused=lease.refusals > 0,
+            owes=lease.finished and center.leases.owes(worker),
+            **_end_in_message(lease.end),
+        )
 
     def _on_pull(self, peer: Peer, message: messages.Pull) -> Message:
         with self.changed:
@@ -316,7 +351,8 @@ class Dispatcher:
         if newly_skipped:
             count = f"{skipped + 1} of at most {most}"
             text = "a commit is skipped (%s): %s"
-            report(log, "skipped", text, count, error.message, worker=commit.worker, attempt=commit.attempt)
+            worker = self.partition_of(commit.worker)
+            report(log, "skipped", text, count, error.message, worker=worker, attempt=commit.attempt)
         return answer
 
     def _on_probe(self, peer: Peer, message: messages.Probe) -> Message:
@@ -351,7 +387,8 @@ class Dispatcher:
         if error.origin is Origin.USER:
             self.changed.fail(message)
         else:  # Spark may retry the task
-            worker, attempt = peer.lease or (message.worker, None)
+            number, attempt = peer.lease or (None, None)
+            worker = message.worker if number is None else self.partition_of(number)
             report(log, "node", "a task attempt has failed: %s", error.message, worker=worker, attempt=attempt)
         return self._acknowledge()
 
@@ -411,21 +448,23 @@ class Dispatcher:
         center, saved = self.center, self._checkpointer and self._checkpointer.saved
         if center is None:
             return messages.Status(0, 0, 0, 0, 0, math.nan, math.nan)
-        leases = center.leases.values()
+        leases, partitions = center.leases.values(), dict(center.leases.partitions())
+        unfinished = {lease.partition for lease in leases if not lease.finished}
         # Partitions without rows do not count for the mean number of epochs.
-        empty = sum(lease.finished and not lease.sequence for lease in leases)
+        empty = sum(lease.finished and not lease.sequence for lease in partitions.values())
         return messages.Status(
             clock=center.clock,
-            joined=len(leases),
-            finished=sum(lease.finished for lease in leases),
+            joined=len(partitions),
+            finished=len(partitions) - len(unfinished),
             batches=center.log.batches,
             samples=center.log.samples,
             loss=center.log.loss,
             staleness=center.log.staleness,
-            epochs=sum(lease.epoch + lease.passed for lease in leases) / max(1, center.workers - empty),
+            epochs=sum(lease.epoch + lease.passed - lease.before for lease in leases) / max(1, center.workers - empty),
             saved_clock=saved[0] if saved else -1,
             saved_seconds=self._world.monotonic() - saved[1] if saved else math.nan,
             tables=np.array([table.counts for table in center.living], np.float64).reshape(-1, 4),
+            lent=center.log.lent,
         )
 
     def _on_inspect(self, peer: Peer, message: messages.Inspect) -> Message:
@@ -461,12 +500,13 @@ class Dispatcher:
 
     def _on_list_workers(self, peer: Peer, message: messages.ListWorkers) -> Message:
         with self.changed:
-            leases, now = self._require_center(peer).leases, self._world.time()
+            leases, now, workers = self._require_center(peer).leases, self._world.time(), self._settings.workers
             asking = {worker for worker, holder in self.connections.items() if holder.asking}
             rows = [
-                (worker, lease.attempt, lease.sequence, 0.0 if worker in asking else now - lease.active_at)
-                for worker, lease in leases.items()
+                (lease.holder, lease.attempt, lease.sequence, 0.0 if number in asking else now - lease.active_at)
+                for number, lease in leases.items()
                 if not lease.finished and lease.attempt != NO_ATTEMPT
+                if number < workers or lease.connected  # of the loans, those that a worker trains now
             ]
             return messages.WorkerTable(np.array(rows, np.float64).reshape(-1, 4))
 
@@ -495,7 +535,10 @@ class Dispatcher:
         if center is None:
             return messages.Ack(0, 0, 0, 0)
         stopping, durable = center.asks_workers_to_leave, self._durable(worker, sequence)
-        return messages.Ack(center.incarnation, center.clock, sequence, durable, skipped, stopping, refused, window)
+        lease = center.leases.get(worker)
+        end = _end_in_message(None if lease is None else lease.end)
+        numbers = center.incarnation, center.clock, sequence, durable
+        return messages.Ack(*numbers, skipped, stopping, refused, window, **end)
 
     def _wait_for_publish(self, peer: Peer) -> None:
         with self.changed:
@@ -583,6 +626,7 @@ class Dispatcher:
             rows=released.rows,
             version=version,
             values=values,
+            **_end_in_message(released.end),
         )
 
     def _make_checkpointer(self, center: Center, saved: Saved | None = None) -> Checkpointer | None:

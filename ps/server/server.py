@@ -132,6 +132,7 @@ class Session:
     def _send_fault(self, message: Message, error: DistkerasError) -> bool:
         """Send ``error`` to the peer; return False if the connection must end after it."""
         ends_job = isinstance(error, _ENDS_JOB)
+        error.worker = self._dispatcher.partition_of(error.worker)
         if ends_job and error.remote_traceback is None:
             error.remote_traceback = traceback.format_exc()
         fault = fault_of(error)
@@ -139,7 +140,8 @@ class Session:
             self._dispatcher.changed.fail(fault)
         elif isinstance(error, LeaseLostError):
             worker, attempt = getattr(message, "worker", None), getattr(message, "attempt", None)
-            report(log, "fenced", "a request is refused: %s", error.message, worker=worker, attempt=attempt)
+            partition = self._dispatcher.partition_of(worker)
+            report(log, "fenced", "a request is refused: %s", error.message, worker=partition, attempt=attempt)
         self.vectors.drop()
         self.channel.send(fault)
         return not isinstance(error, (LeaseLostError, RemoteProtocolError))

@@ -77,15 +77,15 @@ class VirtualClock:
         self._server = _ServerQueue(communication.service, probed=job.center.rule.probes)
         self._order = itertools.count()  # of events at the same time
         self._events: list[tuple[float, int, int, _Stage]] = []
-        #: When each worker's latest exchange reaches the server.
-        self._arrivals = [0.0] * job.workers
+        #: When the latest exchange of each lease reaches the server.
+        self._arrivals: dict[int, float] = {}
 
-    def run(self, commits: int) -> None:
-        """Run until ``commits`` commits are applied in total."""
+    def run(self, commits: int | None) -> None:
+        """Run until ``commits`` commits are applied in total, or all mini-batches are trained."""
         job = self._job
-        for worker in range(job.workers):
+        for worker in [*job.pending]:
             self._begin_steps(worker, 0.0)
-        while job.center.clock < commits:
+        while self._events and (commits is None or job.center.clock < commits):
             job.now, _, worker, stage = heapq.heappop(self._events)
             if stage is _Stage.COMPUTED and not self._end_steps(worker):
                 continue
@@ -96,9 +96,10 @@ class VirtualClock:
                     continue
             job.exchange(worker, self._arrivals[worker])
             released = job.release_ready()
-            if worker not in job.waiting and worker not in released:  # its commit was only acknowledged
-                released.append(worker)
-            for ready in released:
+            acknowledged = worker in job.pending and worker not in job.waiting and worker not in released
+            job.lend()
+            begun, job.begun = job.begun, []
+            for ready in [*released, *([worker] if acknowledged else ()), *begun]:
                 self._begin_steps(ready, job.now + self._down)
 
     def _at(self, time: float, worker: int, stage: _Stage) -> None:
@@ -107,7 +108,8 @@ class VirtualClock:
     def _begin_steps(self, worker: int, since: float) -> None:
         request = self._job.pending[worker]
         assert isinstance(request, Compute)
-        self._at(since + self._draw(worker, request.steps), worker, _Stage.COMPUTED)
+        holder = self._job.center.leases[worker].holder
+        self._at(since + self._draw(holder, request.steps), worker, _Stage.COMPUTED)
 
     def _end_steps(self, worker: int) -> bool:
         """Compute the steps that end now; return whether their exchange must be sent now."""
@@ -151,6 +153,8 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     measure_gap: bool = False,
     keep_centers: bool = False,
     groups: Sequence[Sequence[int]] | None = None,
+    batches: Sequence[int] | None = None,
+    lends: bool = False,
 ) -> Trace:
     """Run ``rule`` with virtual workers, and return a trace of the commits.
 
@@ -158,8 +162,8 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
 
     All workers receive the center at clock 0. Under rules that step locally, workers take plain SGD steps.
 
-    The data of a worker never ends, so no worker leaves. Under rules with a buffer (fedbuff, fadas), the buffer is
-    therefore not drained at the end, as a job would do: `Trace.buffered` is the number of commits in it.
+    Without `batches`, the data of a worker never ends, so no worker leaves. Under rules with a buffer (fedbuff, fadas),
+    the buffer is therefore not drained at the end, as a job would do: `Trace.buffered` is the number of commits in it.
 
     If a rule asks whether the server is occupied (zealous DOWNPOUR), the question and its answer each take the latency
     of `communication`. The server is occupied while a commit that has arrived has not been applied yet; without
@@ -186,6 +190,9 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
             mini-batch, from 0. A window that a rule refuses is computed again with the same numbers.
         measure_gap: whether to measure the gaps.
         keep_centers: whether to keep the center after each commit.
+        batches: the number of mini-batches of each worker, with `timing`; with ``steps=None``, all are trained.
+        lends: whether a worker that has none left trains some of the worker that is expected to end last, as in a job.
+            It needs `batches`, and a rule that allows it.
         groups: the workers of each group, which compute one window each and commit together. Each worker is in one
             group. It needs a `schedule`, which then has numbers of groups.
 
@@ -199,8 +206,13 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     _require_simulated(rule)
     if (schedule is None) == (timing is None):
         raise ConfigurationError("either `schedule` or `timing` must be given. Received: both or none")
-    if steps is not None or timing is not None:
+    if steps is not None or (timing is not None and batches is None):
         steps = require_integer("steps", steps, 0)
+    _require_batches(rule, workers, batches, timing, lends=lends)
+    if lends and (rounds or staleness_bound is not None):
+        raise ConfigurationError(
+            f"`lends` must not come with `rounds` or `staleness_bound`. Received: {rounds=}, {staleness_bound=}"
+        )
     if timing is None and rule.window_by_speed is not None:
         raise invalid("window", rule.window, "a number of steps under a schedule, which has no times to measure")
     if communication is not None and timing is None:
@@ -216,6 +228,8 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         scheduler=scheduler_for(rule, workers, staleness_bound, rounds=rounds),
         measure_gap=measure_gap,
         keep_centers=keep_centers,
+        batches=batches,
+        lends=lends,
     )
     if groups is not None:
         _follow_groups(job, _checked_groups(rule, workers, schedule, groups), (schedule or ())[:steps])
@@ -223,7 +237,6 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
         _follow(job, schedule if steps is None else schedule[:steps], occupied or (lambda worker, clock: False))
     else:
         assert timing is not None
-        assert steps is not None
         VirtualClock(job, timing, communication or Communication(), seed).run(steps)
     return job.trace()
 
@@ -245,6 +258,19 @@ def _require_simulated(rule: Rule) -> None:
         raise invalid("window", rule.window, f"a number of steps or {BY_SPEED!r} in a simulation, which has no epochs")
 
 
+def _require_batches(
+    rule: Rule, workers: int, batches: Sequence[int] | None, timing: Timing | None, *, lends: bool
+) -> None:
+    if batches is not None and (timing is None or len(batches) != workers or min(batches) < 0):
+        raise ConfigurationError(
+            f"`batches` must have a number for each of {workers} workers, with `timing`. Received: {list(batches)}"
+        )
+    if lends and (batches is None or not rule.traits.lends):
+        raise ConfigurationError(
+            f"`lends` must come with `batches` and a rule that allows it. Received: lends=True with rule {rule.name!r}"
+        )
+
+
 def _follow(job: VirtualJob, schedule: Sequence[int], occupied: Occupied) -> None:
     """Run the job; commits complete in the order of ``schedule``."""
     for number, worker in enumerate(schedule):
@@ -261,7 +287,8 @@ def _follow(job: VirtualJob, schedule: Sequence[int], occupied: Occupied) -> Non
         request = job.pending[worker]
         while isinstance(request, (Compute, ProbeRequest)):  # a window may need several requests
             asks = isinstance(request, ProbeRequest)
-            request = job.resume(worker, Reply(occupied=occupied(worker, number)) if asks else None)
+            job.resume(worker, Reply(occupied=occupied(worker, number)) if asks else None)
+            request = job.pending[worker]
         job.exchange(worker)
         job.release_ready()
 

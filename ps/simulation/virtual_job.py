@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -13,6 +13,7 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.loans import Offer
 from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.companions import Companion, join
@@ -110,6 +111,7 @@ class Trace:
         time: virtual time at which the commit was applied; under an explicit schedule, the commit's number.
         steps: local steps of the payload.
         scale: mean scale factor.
+        trained_by: the worker that trained the mini-batches, which are those of ``worker``.
         gap: ``||center - sent|| / sqrt(size)`` before it was applied; NaN unless measured.
         normalized_gap: gap over the norm of the payload; NaN unless measured.
         centers: the center after each commit, shape ``(commits, size)``, if kept.
@@ -124,6 +126,7 @@ class Trace:
     time: np.ndarray
     steps: np.ndarray
     scale: np.ndarray
+    trained_by: np.ndarray
     gap: np.ndarray
     normalized_gap: np.ndarray
     centers: np.ndarray | None
@@ -147,16 +150,19 @@ class VirtualJob:
         theta0: initial parameters, shape ``(size,)``.
         gradient: ``gradient(theta, worker, batch)``.
         learning_rate: of the server if the rule steps there; else of the workers' steps.
+        batches: the number of mini-batches of each worker, after which it leaves; None: they never end.
+        lends: workers without mini-batches train those of others (`center.loans`).
         scheduler: when replies are released.
         keep_centers: keep the center after each commit.
 
     Attributes:
         now: virtual time; commits are stamped with it.
-        pending: the unanswered request of each worker's loop.
-        waiting: workers whose commit is applied, and that may not be sent the center yet.
+        pending: the unanswered request of each loop, by the number of its lease: a worker's, or a loan's.
+        waiting: leases whose commit is applied, and whose holder may not be sent the center yet.
+        begun: loans that a worker has taken since the caller has looked at them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent facts of one simulation, which `simulate` names
         self,
         rule: Rule,
         theta0: Vector,
@@ -167,6 +173,8 @@ class VirtualJob:
         scheduler: Scheduler | None,
         measure_gap: bool,
         keep_centers: bool,
+        batches: Sequence[int] | None = None,
+        lends: bool = False,
     ) -> None:
         self.now = 0.0
         self.traits = rule.traits
@@ -182,48 +190,88 @@ class VirtualJob:
             block=_BLOCK,
             now=lambda: self.now,
             monotonic=lambda: self.now,
+            lends=lends,
         )
         self.workers = workers
-        self.pending: list[Request] = []
+        self.pending: dict[int, Request] = {}
         self.waiting: set[int] = set()
+        self.begun: list[int] = []
         self._measure_gap = measure_gap
         self._norms: list[float] = []
         self._refused: list[tuple[int, int, int]] = []
         self._centers: list[Vector] | None = [] if keep_centers else None
-        self._payloads: list[list[Buffer]] = [[] for _ in range(workers)]
-        self._sent: list[Buffer | None] = [None] * workers
-        self._loops: list[Loop] = []
-        eta = 0.0 if isinstance(learning_rate, Schedule) else learning_rate
+        self._payloads: dict[int, list[Buffer]] = {}
+        self._sent: dict[int, Buffer] = {}
+        self._loops: dict[int, Loop] = {}
+        self._gradient, self._batches = gradient, batches
+        self._eta = 0.0 if isinstance(learning_rate, Schedule) else learning_rate
         for worker in range(workers):
-            self.center.join(worker, 0)
-
-            def of_worker(theta: Vector, batch: int, worker: int = worker) -> Vector:
-                return checked_gradient(gradient, theta, worker, batch)
-
-            replica = FunctionReplica(theta0.size, eta, of_worker)
-            endless = map(VirtualBatch, itertools.count())  # one epoch that never ends
-            loop = work(rule, replica, endless, partial(self._payload, worker), now=None)
-            self.pending.append(next(loop))
-            self._loops.append(loop)
+            self._begin(worker)
+            if self.center.lending is not None and batches is not None and batches[worker]:
+                self.center.lending.offer(worker, Offer(batches[worker], 1, "", 0, 0))
         for worker in range(workers):
             self.resume(worker, self._release(worker))
+        self.lend()
 
-    def _payload(self, worker: int) -> tuple[Vector, ...]:
+    def _begin(self, number: int) -> None:
+        """Begin the loop of a lease."""
+        self.center.join(number, 0)
+        lease = self.center.leases[number]
+        replica = FunctionReplica(self.center.size, self._eta, partial(self._gradient_of, lease.partition))
+        batches = self._batches_of(lease.partition, lease.batch)
+        bounded = itertools.takewhile(lambda batch: lease.end is None or (0, batch.index) < lease.end, batches)
+        loop = work(self.center.rule, replica, bounded, partial(self._payload, number), now=None)
+        self._loops[number], self.pending[number] = loop, next(loop)
+
+    def _gradient_of(self, worker: int, theta: Vector, batch: int) -> Vector:
+        return checked_gradient(self._gradient, theta, worker, batch)
+
+    def _batches_of(self, worker: int, first: int) -> Iterator[VirtualBatch]:
+        if self._batches is None:
+            return map(VirtualBatch, itertools.count())  # one epoch that never ends
+        count = self._batches[worker]
+        return (VirtualBatch(index, last=index == count - 1) for index in range(first, count))
+
+    def _payload(self, number: int) -> tuple[Vector, ...]:
         take = self.center.pool.take
-        self._payloads[worker] = buffers = [take() for _ in range(self.traits.parts)]
+        self._payloads[number] = buffers = [take() for _ in range(self.traits.parts)]
         return tuple([buffer.array for buffer in buffers])
 
-    def _release(self, worker: int) -> Reply:
-        released = self.center.release(worker, 0)
-        previous, self._sent[worker] = self._sent[worker], released.buffer
+    def _release(self, number: int) -> Reply:
+        released = self.center.release(number, 0)
+        previous, self._sent[number] = self._sent.get(number), released.buffer
         if previous is not None:
             previous.drop()
         return Reply(released.learning_rate, released.buffer.array, window=released.window)
 
-    def resume(self, worker: int, reply: Reply | None) -> Request:
-        """Answer the worker's pending request with ``reply``, and run its loop up to the next request."""
-        self.pending[worker] = request = self._loops[worker].send(reply)
+    def resume(self, number: int, reply: Reply | None) -> Request | None:
+        """Answer the pending request of a lease's loop with ``reply``, and run the loop up to its next request.
+
+        Return None if there is none: the lease has ended.
+        """
+        try:
+            self.pending[number] = request = self._loops[number].send(reply)
+        except StopIteration:
+            del self.pending[number], self._loops[number]
+            self._sent.pop(number).drop()
+            self.center.leave(number, 0)
+            return None
         return request
+
+    def lend(self) -> None:
+        """Let workers whose lease has ended take loans, or ask for one; the caller finds them in `begun`."""
+        lending, leases = self.center.lending, self.center.leases
+        if lending is None:
+            return
+        for worker in sorted({*range(self.workers)} - {leases[number].holder for number in self._loops}):
+            lending.ask(worker, 0)
+            loan = lending.free_loan()
+            if loan is not None:
+                lending.withdraw(worker, 0)
+                lending.promise(loan, worker, 0)
+                self._begin(loan)
+                self.resume(loan, self._release(loan))
+                self.begun.append(loan)
 
     def exchange_group(self, workers: Sequence[int]) -> None:
         """Apply the movements of the ``workers``, whose exchanges are due, as one commit."""
@@ -250,7 +298,8 @@ class VirtualJob:
         """Process the worker's due exchange, which reached the server at ``arrived``; None: now."""
         request = self.pending[worker]
         if isinstance(request, PullRequest):
-            request = self.resume(worker, self._release(worker))
+            self.resume(worker, self._release(worker))
+            request = self.pending[worker]
         assert isinstance(request, CommitRecord)
         if not self._commit(worker, request, arrived):
             self.resume(worker, self._release(worker)._replace(refused=True))
@@ -265,7 +314,7 @@ class VirtualJob:
         for worker in ready:
             self.waiting.discard(worker)
             self.resume(worker, self._release(worker))
-        return ready
+        return [worker for worker in ready if worker in self.pending]
 
     def _commit(self, worker: int, record: CommitRecord, arrived: float | None) -> bool:
         """Commit ``record``; return whether it was applied, and not refused."""
@@ -297,6 +346,7 @@ class VirtualJob:
             time=column["timestamp"],
             steps=column["steps"],
             scale=column["scale"],
+            trained_by=column["trained_by"],
             gap=column["gap"],
             normalized_gap=normalized,
             centers=None if self._centers is None else np.array(self._centers),

@@ -218,6 +218,7 @@ class WorkerClient(Client):
         moving_statistics: elements of its moving statistics.
         metrics: the history's metric columns, loss first.
         wire_format: the format of vectors on the wire, in both directions: a name in `compression.FORMATS`.
+        connection: the number of the attempt's latest connection for this lease; its own are later.
         tables: the shapes of the tables that travel by rows.
         shared_parts: the number of parts of each payload, if vectors and rows may be exchanged through memory shared
             with a server on this host; 0: they are sent over the connection.
@@ -228,6 +229,7 @@ class WorkerClient(Client):
         incarnation: the incarnation of the server that this worker has joined; 0: none yet.
         sequence: number of the last commit that the server applied.
         stopping: whether the server has reported that the job ends early.
+        end: the position, epoch and mini-batch, from which on another worker trains; None: there is none.
     """
 
     def __init__(  # noqa: PLR0913 - independent facts of one worker, which callers name
@@ -245,6 +247,7 @@ class WorkerClient(Client):
         shared_parts: int = 0,
         micro_batch: int = -1,
         group: CommitGroup | None = None,
+        connection: int = 0,
         world: World = REAL,
     ) -> None:
         super().__init__(address, deadlines, world)
@@ -252,6 +255,7 @@ class WorkerClient(Client):
         self.worker, self.attempt, self.size = worker, attempt, size
         self.incarnation = self.sequence = 0
         self.stopping = False
+        self.end: tuple[int, int] | None = None
         self._hello = messages.Hello(
             worker,
             attempt,
@@ -261,6 +265,7 @@ class WorkerClient(Client):
             wire_format,
             tables=describe(tables),
             micro_batch=micro_batch,
+            connection=connection,
         )
         self.limits = Limits(arrays=Limits.arrays + len(tables))
         self._most_state_bytes = most_state_bytes(size, tables)
@@ -366,6 +371,7 @@ class WorkerClient(Client):
         known, self.incarnation, self.sequence = self.incarnation, answer.incarnation, answer.sequence
         self._skipped, self.stopping = answer.skipped, self.stopping or answer.stopping
         self._refused = answer.refused
+        self._note_end(answer)
         if not answer.finished:
             self._start_heartbeats()
         if known and (known != answer.incarnation or answer.finished or not answer.held):
@@ -467,6 +473,7 @@ class WorkerClient(Client):
         if isinstance(reply, messages.CenterReply):
             return self._delivered(reply)
         self.stopping = self.stopping or reply.stopping
+        self._note_end(reply)
         if reply.skipped:
             raise RestartFromCenter(self.join())
         if reply.refused:
@@ -527,6 +534,7 @@ class WorkerClient(Client):
             self._format.decode(reply, known, center)
         self._centers.in_use = center
         self.stopping = self.stopping or reply.stopping
+        self._note_end(reply)
         return Reply(
             reply.learning_rate,
             center,
@@ -537,6 +545,9 @@ class WorkerClient(Client):
             version=reply.version,
             values=reply.values,
         )
+
+    def _note_end(self, message: messages.Welcome | messages.CenterReply | messages.Ack) -> None:
+        self.end = None if message.end_epoch < 0 else (message.end_epoch, message.end_batch)
 
     def _timed(self, exchange: Callable[[], _T]) -> _T:
         began = self.world.monotonic()

@@ -35,7 +35,7 @@ from distkeras.ps.protocol.loop import (
     TakenRequest,
 )
 from distkeras.ps.protocol.messages import Welcome
-from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX, BatchLike, Replica, Rule, Vector
+from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX, WINDOW_MAX, BatchLike, Replica, Rule, Vector
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.validate import invalid
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 
 #: The number of windows that are measured, after a first one in which the model is compiled.
 MEASURED = 5
-#: Steps of the longest window that may be chosen.
-WINDOW_MAX = 1000
 #: Steps of a window during the measurement, if the rule's window is a whole epoch.
 _MEASURED_WINDOW = 10
 
@@ -140,6 +138,8 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
 ) -> Loop:
     """Train on ``batches`` until they end, or a reply asks to stop, in windows that never cross the end of an epoch.
 
+    The last window is shorter if the batches end within it.
+
     Args:
         rule: the update rule; its worker half runs here.
         payload: returns the buffers for the next commit.
@@ -176,6 +176,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
         now=now,
     )
     state, begun = worker.state, keeper is None
+    group: Sequence[BatchLike] = ()
     for group in _batch_groups(batches, lambda: worker.rule.steps_until_due(state)):
         if keeper is not None and not begun:
             yield from keeper.begin(group[0], state)
@@ -190,8 +191,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
             continues = yield from worker.exchange(group[-1])
             if not continues:
                 break
-    if worker.posted:
-        yield CollectRequest()
+    yield from worker.end(group)
     if keeper is not None and begun:
         yield from keeper.end()
 
@@ -261,6 +261,13 @@ class _Worker:
         if now is not None:
             stamps = np.array([[now(), batch.size] for batch in group], np.float64)
             self._history.append(np.concatenate([stamps, metrics], axis=1))
+
+    def end(self, group: Sequence[BatchLike]) -> Loop:
+        """Commit the steps since the last exchange, which ended with ``group``, and collect the last reply."""
+        if self.state.steps:  # the mini-batches have ended within an epoch: another worker trains the next one
+            yield from self.exchange(group[-1])
+        if self.posted:
+            yield CollectRequest()
 
     def exchange(self, end: BatchLike) -> _Exchange:
         """Commit the window, whose last mini-batch is ``end``, and begin the next one."""

@@ -137,6 +137,9 @@ def test_a_recorded_schedule_is_the_order_of_commits() -> None:
             metrics.recorded_schedule(log.assign(worker=workers))
     with pytest.raises(EmptyDataError):
         metrics.recorded_schedule(log[:0])
+    assert metrics.recorded_schedule(log.assign(trained_by=log["worker"])) == [0, 2, 1, 2]
+    with pytest.raises(ConfigurationError, match=r"lends=False.*Received: 2 commits"):
+        metrics.recorded_schedule(log.assign(trained_by=2))
 
 
 def test_the_input_is_not_changed() -> None:

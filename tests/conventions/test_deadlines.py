@@ -22,7 +22,7 @@ ALLOWED = {
     "ps/world/streams.py: sock.settimeout(None)": (
         "the kernel keeps the deadline of each call; Python's would cost a fourth"
     ),
-    "distkeras/data/source.py: self._changed.wait_for(lambda: len(self._ready) < self._most_ready or self._closed)": (
+    "distkeras/data/source.py: self._changed.wait_for(lambda: not self._is_full)": (
         "the producer waits for its consumer, each of whose waits has a deadline, and who closes it at its end"
     ),
 }

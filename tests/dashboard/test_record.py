@@ -93,6 +93,30 @@ def test_loss_is_the_mean_over_samples() -> None:
     assert page["workers"]["samples"] == [10, 30]
 
 
+def test_a_row_has_what_its_worker_or_helper_has_trained() -> None:
+    found = record(helpers=1)
+    own, of_loan = {"worker": 0, "attempt": 5}, {"worker": 0, "lease": 2, "attempt": 6}
+    rows = commits(
+        [
+            {**own, "timestamp": BEGAN + 1.0},
+            {**of_loan, "timestamp": BEGAN + 2.0, "trained_by": 1},
+            {**of_loan, "timestamp": BEGAN + 3.5, "trained_by": 1, "wait": 0.5},
+            {**own, "timestamp": BEGAN + 4.0},
+            {"worker": 0, "lease": 3, "attempt": 7, "timestamp": BEGAN + 5.0, "trained_by": 2},
+            {"worker": 1, "lease": 4, "attempt": 8, "timestamp": BEGAN + 6.0, "trained_by": 9, "epoch": 1},
+        ]
+    )
+    found.add_commits(rows, steps(rows, [1.0, 2.0, 2.0, 1.0, 5.0, 7.0]))
+    page = found.whole()
+    assert page["workers"]["commits"] == [2, 3, 1]
+    assert page["workers"]["compute"] == [3.0, 1.0, 0.0]
+    assert page["workers"]["wire"] == [0.0, 0.5, 0.0]
+    assert [value for value in page["lines"]["loss"][2] if value is not None] == [5.0]
+    assert page["now"]["rows"] is None
+    found.set_table(np.array([[1.0, 6.0, 2.0, 0.0], [2.0, 7.0, 1.0, 0.0], [9.0, 8.0, 1.0, 0.0]]))
+    assert found.whole()["workers"]["state"] == [2, 1, 1]
+
+
 def test_nan_and_skipped_commits_do_not_count_in_a_mean() -> None:
     found = record(metrics=("loss", "mae"))
     rows = commits(

@@ -55,6 +55,23 @@ def read(arrow: Iterator[Any] | list[pa.RecordBatch], spec: DataSpec = SPEC, **a
         return list(source)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 3), st.booleans(), st.integers(0, 100))
+def test_mini_batches_can_be_had_again_from_any_position(rows: int, epochs: int, shuffle: bool, place: int) -> None:
+    spec = replace(SPEC, epochs=epochs, shuffle=shuffle, rewindable=True)
+    with BatchSource(iter(records(rows, **{ROW_HASH: pa.array(np.arange(rows) * 7)})), spec, worker=3) as source:
+        wanted = list(source)
+        place %= len(wanted) + 1
+        begin = (wanted[place].epoch, wanted[place].index) if place < len(wanted) else (epochs, 0)
+        found = list(source.from_position(*begin))
+    assert [(b.epoch, b.index, b.last, b.checksum) for b in found] == [
+        (b.epoch, b.index, b.last, b.checksum) for b in wanted[place:]
+    ]
+    for own, other in zip(found, wanted[place:], strict=True):
+        for one, two in zip((*own.x, *own.y, own.weight), (*other.x, *other.y, other.weight), strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
 def contents(got: list[Batch]) -> list[tuple[Any, ...]]:
     return [(b.epoch, b.index, b.last, b.y[0].tolist()) for b in got]
 

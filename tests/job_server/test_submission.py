@@ -93,6 +93,8 @@ OPTIONS: dict[str, Any] = {
     "tls": True,
     "threads": 1,
     "keep_optimizer": False,
+    "lends": True,
+    "helpers": 2,
     "shared_memory": False,
     "relays": "host",
     "stall_after": None,

@@ -24,7 +24,7 @@ from distkeras.ps.rules.base import Traits
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from simulation import watch, worker
+from simulation import attempt, watch
 from simulation.command import collecting
 from simulation.plan import KINDS, PHASES, Plan, draw
 from simulation.scheduler import Finding
@@ -45,7 +45,6 @@ EXCEPTIONS = {
     "message RemoveRows": "rows that are removed belong to no element of the center: `ps/center/test_living_tables.py`",
     "message BeginChanges": "only publishers of versions ask for changes: `training/test_stream_tables.py`",
     "message ChangesBegun": "it answers `BeginChanges`",
-    "PartitionLease.passed": "it is shown to people, and nothing else depends on it: `ps/server/test_server.py`",
 }
 
 
@@ -205,7 +204,7 @@ def _seen_by(census: Census) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, replacement in (
             (framing, "encode", encode_and_observe),
-            (worker, "WorkerSettings", make_settings),
+            (attempt, "WorkerSettings", make_settings),
             (watch.Watch, "look_at", check_and_observe),
             (StartRequest, "from_json", parse_and_observe),
         ):

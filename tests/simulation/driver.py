@@ -25,13 +25,13 @@ from distkeras.ps.transport.driver_client import DriverClient, publication
 from distkeras.results import JobRecords
 from distkeras.training.cluster_server import ServerHandle
 from distkeras.training.supervisor import Supervisor
+from simulation.attempt import Attempt
 from simulation.cluster import VirtualClusterServer
 from simulation.plan import Layout, Plan
 from simulation.scheduler import Finding, Process, Task
 from simulation.tables import check_tables, check_whole_center, read_rows, shapes_of, start_of
 from simulation.value_watch import value_in
 from simulation.watch import Watch
-from simulation.worker import run_attempt
 from simulation.world import Surroundings, VirtualWorld
 
 #: Attempts of a partition that may fail.
@@ -44,6 +44,8 @@ _STREAM = "clicks"
 _LOOK, _POLL, _STATUS = 5.0, 1.0, 2.0
 #: Seconds that an attempt may live when it is no longer needed, and that Spark takes to record a result.
 _LINGERING, _NOTING = 10.0, 0.05
+#: Seconds until a helper that has left takes a slot again.
+_PAUSE = 5.0
 
 
 class Executors:
@@ -73,15 +75,16 @@ class Executors:
         #: The number of attempts of all jobs of the driver.
         self.attempts = first
         self._failures = [0 for _ in layout.batches]
-        self.running: list[dict[int, Process]] = [{} for _ in layout.batches]
+        #: The attempts of each partition, and then of each helper, which has none.
+        self.running: list[dict[int, Process]] = [{} for _ in range(len(layout.batches) + plan.helpers)]
         self.done: set[int] = set()
         self.failure: DistkerasError | None = None
         self.news: list[Task] = []
         driver.at_end.append(self._lose)
 
     def start_all(self) -> None:
-        """Start an attempt of each partition."""
-        for worker in range(len(self._layout.batches)):
+        """Start an attempt of each partition, and the helpers."""
+        for worker in range(len(self.running)):
             self.start(worker)
 
     @property
@@ -91,7 +94,7 @@ class Executors:
 
     def start(self, worker: int) -> None:
         """Start another attempt."""
-        if worker in self.done or not self._driver.alive or self.failure is not None:
+        if self.ended or worker in self.done or not self._driver.alive or self.failure is not None:
             return
         attempt, self.attempts = self.attempts, self.attempts + 1
         process = Process(f"w{worker}a{attempt}", f"executor{attempt}")
@@ -101,7 +104,9 @@ class Executors:
 
         def main() -> None:
             try:
-                run_attempt(self._plan, self._driver, self._layout, self._watch, world, self._address, worker, attempt)
+                Attempt(
+                    self._plan, self._driver, self._layout, self._watch, world, self._address, worker, attempt
+                ).run()
             except DistkerasError:
                 self._scheduler.kill(process, 1)
             else:
@@ -111,6 +116,10 @@ class Executors:
 
     def _attempt_ended(self, worker: int, attempt: int) -> None:
         process = self.running[worker].pop(attempt)
+        if worker >= len(self._layout.batches):
+            if not self.ended:
+                self._scheduler.later(_PAUSE, lambda: self.start(worker))
+            return
         if process.exit_code == 0:
             self.done.add(worker)
             for rival in list(self.running[worker].values()):
@@ -304,6 +313,7 @@ class Driver:
             checkpoint=Checkpoint(DIRECTORY, plan.every, plan.keep) if plan.every else None,
             tables=self._shapes,
             relays=plan.relays or None,
+            lends=plan.lends,
         )
 
     def _server_process(self) -> ServerProcess:
@@ -386,7 +396,7 @@ class Driver:
 
     def _check_table(self, table: np.ndarray) -> None:
         """Raise a finding unless every partition in the table belongs to the job."""
-        if not set(table[:, 0].astype(int)) <= set(range(len(self.layout.batches))):
+        if not set(table[:, 0].astype(int)) <= set(range(len(self.layout.batches) + self._plan.helpers)):
             raise Finding("table", f"partitions must be those of the job. Received: {table.tolist()}")
 
     def _collect(self, driver: DriverClient) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:

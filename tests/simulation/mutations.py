@@ -17,6 +17,7 @@ from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.training.supervisor import Supervisor
 from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
     disk_mutations,
+    loan_mutations,
     member_mutations,
     state_mutations,
     stream_mutations,

@@ -198,6 +198,9 @@ class Plan:
             offer to, unless it is 0.
         relays: number of groups of workers, whose relays send their commits; 0 if each worker sends its own.
         hosts: number of hosts of the workers of a rule with peers, in turns; 0 if the rule defines the nodes.
+        lends: whether workers without work train mini-batches of others.
+        helpers: number of workers without rows, if workers lend.
+        slow: how many times longer a step takes at each worker; empty if all are equally fast.
         stray: whether a file that is no snapshot lies in the directory of the snapshots.
         deadlines: deadlines of every wait.
         faults: faults in any order.
@@ -241,6 +244,9 @@ class Plan:
     neighbors: int = 0
     relays: int = 0
     hosts: int = 0
+    lends: bool = False
+    helpers: int = 0
+    slow: tuple[int, ...] = ()
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
 
@@ -345,7 +351,10 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     )
     plan = _with_options(plan, random.Random(f"the options of {seed}"), damage=bool(damage))
     plan = _as_stream(plan, random.Random(f"the stream of {seed}"), kinds)
-    return plan if plan.stream else _with_peers(plan, kinds)
+    if plan.stream:
+        return plan
+    plan = _with_peers(plan, kinds)
+    return _with_lending(plan, random.Random(f"the loans of {seed}"))
 
 
 def _with_peers(plan: Plan, kinds: tuple[str, ...]) -> Plan:
@@ -401,6 +410,27 @@ def _with_relays(plan: Plan, chance: random.Random) -> Plan:
         return plan
     plain: dict[str, Any] = {"overlap": False, "wire_format": FORMATS[0], "tables": False, "bound": None}
     return replace(plan, relays=chance.choice((1, 1, 2)), **plain)
+
+
+def _with_lending(plan: Plan, chance: random.Random) -> Plan:
+    """Draw whether the workers of ``plan`` lend, if its options allow it; partitions are larger then."""
+    possible = plan.make_rule().traits.lends and plan.bound is None and not plan.relays and not plan.tls
+    return as_lending(plan, chance) if possible and chance.random() < _LENDS else plan
+
+
+def as_lending(plan: Plan, chance: random.Random) -> Plan:
+    """Return ``plan`` with workers that lend."""
+    batches = tuple(chance.choice((0, 2, 6, 12, 20)) for _ in plan.batches)
+    return replace(
+        plan,
+        lends=True,
+        helpers=chance.choice((0, 0, 1, 2)),
+        batches=batches,
+        slow=tuple(chance.choice((1, 1, 4)) for _ in batches),
+        resized=_dealt(chance, batches) if plan.resized else (),
+        compute=chance.choice((0.2, 1.0)),
+        capacity=max(plan.capacity, 1024),  # The records of so many mini-batches would take too long.
+    )
 
 
 def _as_members(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
@@ -649,6 +679,8 @@ _NEIGHBORS = 0.4
 _SETS = 0.2
 #: The share of the jobs with relays, where they are allowed.
 _RELAYS = 0.4
+#: The share of the jobs whose workers lend, where they are allowed to.
+_LENDS = 0.5
 #: The share of the jobs whose workers exchange with each other, and what those have in common with other jobs.
 _MEMBERS = 1 / 12
 _OF_MEMBERS = ("every", "keep", "latency", "capacity", "yielding", "disk", "statistics", "rounding", "lists")

@@ -229,7 +229,7 @@ class Formula:
                 self._gone.add(worker)
                 self._here.discard(worker)
                 self._end_round(clock)
-        if self._outer is not None and len(self._gone) == self._workers:
+        if self._outer is not None and self._gone == set(leases) >= set(range(self._workers)):
             self._center = self._outer.drain(self._center)
 
     def apply(self, commits: Sequence[tuple[Any, Sent]]) -> None:
@@ -247,7 +247,7 @@ class Formula:
             self._steps[int(row["worker"])] = int(row["steps"])
 
     def _apply_one(self, row: Any, sent: Sent) -> None:
-        worker, clock = int(row["worker"]), int(row["clock"])
+        worker, clock = int(row["lease"]), int(row["clock"])
         if row["skipped"]:
             if self._rounds:
                 self._arrived.add(worker)

@@ -124,11 +124,11 @@ class AccountOfWindows:
             self._times, self._begun = Times(requested, now, now), True
             self._announced.append(window)
 
-    def commits(self, steps: int, *, epoch_end: bool, overlapped: bool) -> None:
-        """Check that the worker has computed a window of the expected length."""
+    def commits(self, steps: int, *, last: bool, overlapped: bool) -> None:
+        """Check that the worker has computed a window of the expected length; the ``last`` one may be shorter."""
         announced = self._announced[-2 if overlapped and len(self._announced) > 1 else -1]
         expected = self._refused or announced
-        if self._follows and steps != expected and not (epoch_end and steps < expected):
+        if self._follows and steps != expected and not (last and steps < expected):
             raise Finding("window", f"a window must have {expected} steps. Received: {steps}")
 
     def sends(self, sequence: int, now: float) -> Times:

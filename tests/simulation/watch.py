@@ -228,9 +228,7 @@ class Watch:
 
     def _rows(self, center: Center, layout: int, worker: int) -> list[Any]:
         """Return the ledger's rows of one partition."""
-        return [
-            row for row in center.log.commits(0) if row["worker"] == worker and self.layout_of(row).number == layout
-        ]
+        return [row for row in center.log.commits(0) if row["lease"] == worker and self.layout_of(row).number == layout]
 
     def step(self, process: Process) -> None:
         """Check the center after each step of a server's process."""
@@ -325,7 +323,10 @@ class Watch:
                 continue
             lease = center.leases.get(worker)
             longer = trained < epochs and lease is not None and trained <= lease.epoch
-            if lease is None or micro_batch > layout.micro_batch or not (lease.finished or longer):
+            ended = lease is not None and lease.finished
+            if not longer:
+                ended = ended and (trained < epochs or not center.leases.owes(worker))
+            if lease is None or micro_batch > layout.micro_batch or not (ended or longer):
                 raise Finding("let go", f"partition {worker} was let go and must be finished. Received: it is not")
 
     def _begin_micro_batch(self, center: Center, life: _Life) -> None:
@@ -455,10 +456,12 @@ class Watch:
 
     def _check_rows(self, center: Center, life: _Life) -> None:
         """Check that the latest rows continue their partitions, and that the leases agree with them."""
+        for number, loan in center.leases.loans():
+            life.standings.setdefault(number, _Standing((loan.epoch, loan.batch), loan.sequence))
         known = [(life.standings.setdefault(worker, _Standing()), lease) for worker, lease in center.leases.items()]
         moved = sum(lease.sequence != standing.sequence and not lease.refusals for standing, lease in known)
         rows = center.log.commits(len(center.log) - moved)
-        latest = {int(row["worker"]): row for row in rows}
+        latest = {int(row["lease"]): row for row in rows}
         sents: list[tuple[Any, Sent]] = []
         for worker, lease in center.leases.items():
             standing = life.standings.setdefault(worker, _Standing())
@@ -647,11 +650,19 @@ class Watch:
         if self._plan.stream:
             layout = self.streams.present_layout(center)
             counts[: layout.first] = 1.0
-        for worker, lease in center.leases.items():
+        for lease in center.leases.values():
+            begin, end = self._begin_of(lease, layout), (lease.epoch, lease.batch)
             for epoch in range(lease.epoch + 1):
-                first = layout.element(worker, epoch, 0)
-                counts[first : first + (layout.batches[worker] if epoch < lease.epoch else lease.batch)] = 1.0
+                for batch in range(layout.batches[lease.partition]):
+                    if begin <= (epoch, batch) < end:
+                        counts[layout.element(lease.partition, epoch, batch)] += 1.0
         return counts
+
+    @staticmethod
+    def _begin_of(lease: PartitionLease, layout: Layout) -> tuple[int, int]:
+        """Return the position at which a share of a partition begins."""
+        epoch = int(lease.before)
+        return epoch, round((lease.before - epoch) * layout.batches[lease.partition])
 
     def by_ledger(self, rows: np.ndarray) -> np.ndarray:
         """Return how often each mini-batch counts according to the ledger."""

@@ -1,49 +1,29 @@
-"""One attempt at a partition: the real client and loop, with a model that counts its mini-batches."""
+"""What an attempt at a partition consists of: the watched client, and models that count mini-batches."""
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from distkeras.ps.errors import (
-    DeadlineError,
-    DistkerasError,
-    JobStoppedError,
-    LeaseLostError,
-    LedgerError,
-    ServerLostError,
-)
 from distkeras.ps.protocol.compression import WorkerFormat
-from distkeras.ps.protocol.loop import CommitRecord, Loop, OptimizerState, Reply
-from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message, Pull, Welcome
-from distkeras.ps.protocol.tables import Span, spans
-from distkeras.ps.rules.base import AUTO
-from distkeras.ps.settings import WorkerSettings
+from distkeras.ps.protocol.loop import CommitRecord, OptimizerState, Reply
+from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message, Pull
+from distkeras.ps.protocol.tables import Span
 from distkeras.ps.simulation.virtual_job import VirtualBatch
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.relay_group import RelayGroup, RelayLink
 from distkeras.ps.transport.worker_client import WorkerClient
-from distkeras.ps.worker.loop import AutoWindow, run_worker, work
-from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept
-from distkeras.ps.worker.tables import TableWindows
-from distkeras.training import task
-from simulation.members import Member, loss_of
+from distkeras.ps.worker.optimizer_keeper import SaveInterval
 from simulation.plan import Layout, Plan
 from simulation.reference import Sent
 from simulation.scheduler import Finding, Process
 from simulation.speed_watch import AccountOfWindows
-from simulation.tables import TableBatch, check_reply, cut_windows, shapes_of
+from simulation.tables import TableBatch, check_reply
 from simulation.value_watch import value_in
 from simulation.watch import Watch
-from simulation.world import VirtualWorld
-
-#: Errors that end a task without a report, so that Spark retries it.
-_UNREPORTED = (LeaseLostError, ServerLostError, JobStoppedError, DeadlineError)
 
 
 class WatchedClient(WorkerClient):
@@ -67,7 +47,8 @@ class WatchedClient(WorkerClient):
         self.interval = SaveInterval.of(plan.make_rule(), len(layout.batches), now=self.world.monotonic)
         self._account_of_state = AccountOfState(self.world.monotonic())
         traits = plan.make_rule().traits
-        self._overlaps, self._keeps = plan.overlap, plan.keeps and not (traits.gradient or traits.peers)
+        lent = self.worker >= len(layout.batches)  # The state of an optimizer is kept with a partition's own lease.
+        self._overlaps, self._keeps = plan.overlap, plan.keeps and not (traits.gradient or traits.peers or lent)
         #: The clocks at which windows began, and the number of the loop's first commit.
         self._began: list[int] = []
         self._first = 0
@@ -130,7 +111,8 @@ class WatchedClient(WorkerClient):
     def commit(self, record: CommitRecord) -> Reply:
         """See `WorkerClient`."""
         self._account.due, requested = True, self._now
-        self._windows.commits(record.steps, epoch_end=record.epoch_end, overlapped=record.overlapped)
+        last = record.epoch_end or (record.epoch, record.last + 1) == self.end
+        self._windows.commits(record.steps, last=last, overlapped=record.overlapped)
         if self._keeps and not self._overlaps:
             self._account_of_state.require_recent(self.interval.seconds)
         reply = super().commit(record)
@@ -419,161 +401,3 @@ class TableReplica(CountingReplica):
         vector[element] += by
         for place, row in zip(self._places, batch.local, strict=True):
             vector[place.start + place.width * row] += by
-
-
-def run_attempt(
-    plan: Plan,
-    driver: Process,
-    layout: Layout,
-    watch: Watch,
-    world: VirtualWorld,
-    address: Address,
-    worker: int,
-    attempt: int,
-) -> None:
-    """Train a partition, as a task does.
-
-    Args:
-        plan, watch: plan and watch of the run.
-        driver, layout: driver and layout of its job.
-        world: world of the task.
-        address: address of the server.
-        worker, attempt: numbers of partition and attempt.
-
-    Raises:
-        DistkerasError: it failed; Spark may try again.
-    """
-    epochs, settings = watch.epochs[driver], _settings(plan, layout)
-    rule, windows = settings.rule, _windows(settings, world)
-    options = _client_options(settings, watch.size, plan) | {"micro_batch": layout.micro_batch}
-    group = WatchedGroup(lambda: world.process.host, "", settings.workers, shared=plan.neighbors > 0)
-    options |= {"worker": worker, "attempt": attempt, "world": world, "group": group if plan.relays else None}
-    client = WatchedClient(plan, watch, driver, layout, address, **options)
-    member = None if watch.course is None else Member(plan, watch.course, client, world)
-
-    def begin(welcome: Welcome) -> Loop:
-        client.begin()
-        replica = _replica(plan, layout, watch, world, client)
-        kept = settings.keep_optimizer and is_kept(rule)
-        keeper = OptimizerKeeper(rule, replica, client.interval, welcome, at_end=bool(plan.stream)) if kept else None
-        batches: Iterator[Any] = _batches(epochs, layout, worker, welcome)
-        if member is not None:
-            return member.begin(welcome, replica, batches)
-        tables = _table_windows(plan, layout, watch, client, batches)
-        return work(
-            rule,
-            replica,
-            batches if tables is None else iter(tables),
-            partial(client.payload, rule.traits.parts) if tables is None else tables.payload,
-            moving_statistics=plan.statistics,
-            overlap=settings.overlap,
-            windows=windows,
-            keeper=keeper,
-            tables=tables,
-            now=world.time,
-        )
-
-    try:
-        welcome = client.join()
-        if welcome.finished and plan.stream:
-            count = layout.batches[worker]
-            task.require_same_rows(
-                welcome, count, layout.checksum(worker, count - 1), epochs=epochs, stream=True, worker=worker
-            )
-        if not welcome.finished:
-            client.fetch_model()
-            run_worker(client, welcome, begin)
-        watch.note_let_go(layout, worker, epochs)
-    except DistkerasError as error:
-        if not isinstance(error, _UNREPORTED):
-            client.report(error)
-        raise
-    finally:
-        for end in (member, group, client):
-            if end is not None:
-                end.close()
-
-
-def _replica(plan: Plan, layout: Layout, watch: Watch, world: VirtualWorld, client: WatchedClient) -> CountingReplica:
-    """Return a new model of an attempt."""
-    worker = client.worker
-    places = spans(watch.size, shapes_of(plan, watch.size))
-    kind = partial(TableReplica, places) if places else CountingReplica
-    return kind(
-        places[-1].stop if places else watch.size,
-        lambda batch: layout.element(worker, batch.epoch, batch.index),
-        lambda element: _step(plan, world, worker) * float(watch.amounts[element]),
-        plan.statistics,
-        (layout.number, worker, client.attempt),
-        partial(loss_of, plan.workers, worker),
-        lambda: client.least,
-    )
-
-
-def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
-    """Return the settings of a job's workers."""
-    return WorkerSettings(
-        plan.make_rule(),
-        len(layout.batches),
-        wire_format=plan.wire_format,
-        overlap=plan.overlap,
-        keep_optimizer=plan.keeps,
-        relays=plan.relays or None,
-        deadlines=plan.deadlines,
-    )
-
-
-def _client_options(settings: WorkerSettings, size: int, plan: Plan) -> dict[str, Any]:
-    """Return the options of the client that follow from the job."""
-    return {
-        "size": size,
-        "moving_statistics": plan.statistics,
-        "deadlines": settings.deadlines,
-        "wire_format": settings.wire_format,
-        "tables": shapes_of(plan, size),
-        "shared_parts": settings.rule.traits.parts if plan.neighbors else 0,
-    }
-
-
-def _table_windows(
-    plan: Plan, layout: Layout, watch: Watch, client: WatchedClient, batches: Iterator[VirtualBatch]
-) -> TableWindows | None:
-    """Return the windows of ``batches`` whose rows travel, or None if the run has no tables."""
-    shapes, window = shapes_of(plan, watch.size), plan.make_rule().window
-    if not shapes:
-        return None
-    assert isinstance(window, int)
-    cut = cut_windows(
-        batches, lambda batch: layout.element(client.worker, batch.epoch, batch.index), window, len(shapes)
-    )
-    return TableWindows(shapes, watch.size, cut, outgoing=lambda: client.payload(1)[0])
-
-
-def _windows(settings: WorkerSettings, world: VirtualWorld) -> AutoWindow | None:
-    """Return the function that chooses a worker's window, or None if the rule does."""
-    if settings.rule.window != AUTO:
-        return None
-    return AutoWindow(settings.rule, overlap=settings.overlap, now=world.monotonic)
-
-
-def _batches(epochs: int, layout: Layout, worker: int, welcome: Welcome) -> Iterator[VirtualBatch]:
-    """Return the mini-batches of a partition from its position, if its rows are unchanged."""
-    count = layout.batches[worker]
-    known = layout.checksum(worker, (count if welcome.epoch else welcome.batch) - 1)
-    if (welcome.epoch, welcome.batch) != (0, 0) and welcome.checksum not in (-1, known):
-        raise LedgerError(f"the input has not returned the same rows as before: {known}, not {welcome.checksum}")
-    for epoch in range(epochs):
-        for index in range(count):
-            if (epoch, index) >= (welcome.epoch, welcome.batch):
-                read = index if not epoch else count - 1  # From the second epoch on, all rows are known.
-                yield VirtualBatch(index, epoch, index == count - 1, checksum=layout.checksum(worker, read))
-
-
-def _step(plan: Plan, world: VirtualWorld, worker: int) -> float:
-    """Take the time of a step; return what it adds: 1, or a NaN if a fault requires it."""
-    draw, poisoned = world.surroundings.scheduler.random.random, world.surroundings.poisoned
-    world.sleep(plan.long_step if draw() < plan.long else plan.compute * (0.5 + draw()))
-    if worker not in poisoned:
-        return 1.0
-    poisoned.remove(worker)
-    return math.nan

@@ -48,13 +48,14 @@ class TestRecords:
         assert ", ".join(f"{name} {kind}" for name, kind in trainer.commits.dtypes) == (
             "clock bigint, worker int, timestamp timestamp, staleness bigint, gap double, scale double, bytes bigint, "
             "wait double, attempt bigint, sequence bigint, epoch int, first_batch bigint, last_batch bigint, "
-            "steps int, learning_rate double, refusals bigint, table_rows bigint, table_bytes bigint, "
+            "trained_by int, steps int, learning_rate double, refusals bigint, table_rows bigint, table_bytes bigint, "
             "table_rows_back bigint"
         )
 
     def test_the_ledger_has_these_columns(self, trainer: Trainer) -> None:
         assert set(trainer.ledger.columns) == {
-            "worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "clock", "incarnation", "applied",
+            "worker", "attempt", "sequence", "epoch", "first_batch", "last_batch", "trained_by", "clock", "incarnation",
+            "applied",
         }  # fmt: skip
 
     def test_the_history_has_one_row_for_each_mini_batch(self, trainer: Trainer, began: float) -> None:

@@ -49,7 +49,7 @@ class JobCharts {
 
   update(job) {
     fillChoice(this.metric.select, job.metrics.map((name) => [name, name]), this.view.metric);
-    const workers = Array.from({ length: job.facts.workers }, (_, worker) => [String(worker), String(worker)]);
+    const workers = Array.from({ length: job.places }, (_, worker) => [String(worker), worker < job.facts.workers ? String(worker) : job.nameOf(worker)]);
     fillChoice(this.worker.select, [["", "none"], ...workers], this.view.worker);
     this.worker.select.value = this.view.worker;
     const axis = job.axis(this.view.axis);
@@ -73,19 +73,19 @@ class JobCharts {
     const chosen = this.view.worker === "" ? null : Number(this.view.worker);
     const series = [];
     const bands = [];
-    if (job.facts.workers > 1 && job.facts.workers <= LINES_MAX) {
+    if (job.places > 1 && job.places <= LINES_MAX) {
       job.lines[metric].forEach((line, worker) => {
         const width = worker === chosen ? 3 : 1;
-        series.push({ label: `worker ${worker}`, values: at(line), color: `worker-${worker % LINES_MAX}`, width });
+        series.push({ label: job.nameOf(worker), values: at(line), color: `worker-${worker % LINES_MAX}`, width });
       });
-    } else if (job.facts.workers > 1) {
+    } else if (job.places > 1) {
       const [low, middle, high] = job.spread(metric);
       series.push({ label: "90th percentile", values: at(high), color: "band", invisible: true, hidden: true });
       series.push({ label: "10th percentile", values: at(low), color: "band", invisible: true, hidden: true });
       series.push({ label: "median worker", values: at(middle), color: "soft", width: 1, dash: [4, 4] });
-      bands.push({ series: [1, 2], color: "band", label: `10th to 90th percentile of ${job.facts.workers} workers` });
+      bands.push({ series: [1, 2], color: "band", label: `10th to 90th percentile of ${job.places} workers` });
       if (chosen !== null) {
-        series.push({ label: `worker ${chosen}`, values: at(job.lines[metric][chosen]), color: "worker-0", width: 2 });
+        series.push({ label: job.nameOf(chosen), values: at(job.lines[metric][chosen]), color: "worker-0", width: 2 });
       }
     }
     series.push({ label: "all workers", values: at(job.means[metric]), color: "text", width: 2.5 });

@@ -224,6 +224,16 @@ class JobState {
     return null;
   }
 
+  /** The number of rows in the table of workers: of those with a partition, and of helpers, whose rows follow. */
+  get places() {
+    return this.facts.workers + (this.facts.helpers || 0);
+  }
+
+  /** The name of a worker or helper. */
+  nameOf(place) {
+    return place < this.facts.workers ? `worker ${place}` : `helper ${place - this.facts.workers}`;
+  }
+
   /** The state of a worker: that of its row, "silent" if its last commit is too long ago, or "ended" with the job. */
   workerState(worker) {
     const state = STATES[this.workers.state[worker]];

@@ -51,7 +51,7 @@ class WorkersTable {
   }
 
   update(job) {
-    while (this.rows.length < job.facts.workers) this.rows.push(this.row(this.rows.length));
+    while (this.rows.length < job.places) this.rows.push(this.row(this.rows.length, job));
     this.rows.forEach((row, worker) => this.fill(row, job, worker));
     const [, key] = COLUMNS[this.sort.column];
     const keys = this.rows.map((_, worker) => key(job, worker));
@@ -70,12 +70,12 @@ class WorkersTable {
     });
   }
 
-  row(worker) {
+  row(worker, job) {
     const pressed = () => {
       this.view.worker = this.view.worker === String(worker) ? "" : String(worker);
       this.onchange();
     };
-    const button = h("button", { type: "button", text: String(worker), "aria-label": `worker ${worker}: show its line`, onclick: pressed });
+    const button = h("button", { type: "button", text: worker < job.facts.workers ? String(worker) : job.nameOf(worker), "aria-label": `${job.nameOf(worker)}: show its line`, onclick: pressed });
     const cells = COLUMNS.slice(1).map((_, column) => h("td", { class: column ? "number" : "" }));
     return { button, cells, element: h("tr", {}, h("th", { scope: "row" }, button), ...cells) };
   }

@@ -494,8 +494,11 @@ def test_another_order_changes_the_checksum() -> None:
     assert checksum(HASHES[::-1]) != checksum(HASHES)
 
 
-def lease(epoch: int, checksum: int = 5 << 32, *, sequence: int = 3, finished: bool = False) -> dict[str, Any]:
-    return {"epoch": epoch, "checksum": checksum, "sequence": sequence, "finished": finished}
+def lease(
+    epoch: int, checksum: int = 5 << 32, *, sequence: int = 3, finished: bool = False, lent: int = -1
+) -> dict[str, Any]:
+    progress = {"epoch": epoch, "checksum": checksum, "sequence": sequence, "finished": finished}
+    return progress | {"rows_checksum": lent}
 
 
 EMPTY = lease(0, -1, sequence=0, finished=True)
@@ -506,11 +509,19 @@ EMPTY = lease(0, -1, sequence=0, finished=True)
     [
         ([lease(1), lease(2)], 10),
         ([lease(1), lease(0)], None),
+        ([lease(1), lease(0, lent=3 << 32)], 8),
         ([lease(1), lease(1, -1)], None),
         ([lease(1)], None),
         ([lease(1), EMPTY], 5),
     ],
-    ids=["all read", "one in its first epoch", "one read by another job", "one that has not joined", "one empty"],
+    ids=[
+        "all read",
+        "one in its first epoch",
+        "one whose first epoch is lent in part",
+        "one read by another job",
+        "one that has not joined",
+        "one empty",
+    ],
 )
 def test_the_sum_is_known_when_every_partition_was_read_to_its_end(leases: list[Any], known: int | None) -> None:
     header = {"workers": 2, "leases": dict(enumerate(leases)), "ends_early": False}

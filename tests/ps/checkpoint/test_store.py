@@ -105,9 +105,9 @@ def test_a_file_gets_its_name_after_its_bytes_are_on_the_disk(tmp_path: Path, mo
 def test_another_version_of_the_format_is_refused_by_name(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.save("one", HEADER, ARRAYS)
-    content = (tmp_path / "one.dks").read_bytes().replace(b"DKSTORE7", b"DKSTORE1")
+    content = (tmp_path / "one.dks").read_bytes().replace(b"DKSTORE8", b"DKSTORE1")
     (tmp_path / "one.dks").write_bytes(content)
-    with pytest.raises(SnapshotError, match=r"begin with b'DKSTORE7'\. Received: b'DKSTORE1'"):
+    with pytest.raises(SnapshotError, match=r"begin with b'DKSTORE8'\. Received: b'DKSTORE1'"):
         store.load("one")
 
 

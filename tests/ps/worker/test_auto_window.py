@@ -13,9 +13,9 @@ from support.ps.toy_model import ToyReplica, batches
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.protocol.loop import CollectRequest, CommitRecord, PostRequest, PullRequest, Reply
 from distkeras.ps.rules import Rule, make
-from distkeras.ps.rules.base import AUTO
+from distkeras.ps.rules.base import AUTO, WINDOW_MAX
 from distkeras.ps.settings import ServerSettings, WorkerSettings
-from distkeras.ps.worker.loop import MEASURED, WINDOW_MAX, AutoWindow, work
+from distkeras.ps.worker.loop import MEASURED, AutoWindow, work
 
 
 class ManualClock:

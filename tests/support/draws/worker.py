@@ -23,7 +23,7 @@ from distkeras.results import JobRecords
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.record_stream import RecordStream
 from distkeras.training.plan import CenterCopy, JobPlan, Publication
-from distkeras.training.task import _TaskAttempt
+from distkeras.training.task import TaskAttempt
 from support.draws.jobs import MiniBatch, Prepared, place_names
 from support.patience import PATIENT
 
@@ -138,7 +138,7 @@ def trained(plan: JobPlan, table: pa.Table) -> Result:
         try:
             Publication(plan).send(driver)
             records = RecordStream(iter(table.to_batches()), io.BufferedReader(io.BytesIO(b"more")))
-            _TaskAttempt(plan.task(address), 0, 0, records).run()
+            TaskAttempt(plan.task(address), 0, 0, records).run()
             center = CenterCopy(plan).fetch(driver)
             kept = JobRecords.drain(driver)
         finally:

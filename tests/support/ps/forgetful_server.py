@@ -21,10 +21,10 @@ class Forgetful(World):
         return ChildProcess([sys.executable, __file__, *command[2:]], environment)
 
 
-def forgetful(self: CommitLog, commit: Commit, outcome: CommitOutcome) -> None:
+def forgetful(self: CommitLog, commit: Commit, outcome: CommitOutcome, partition: int | None = None) -> None:
     if commit.incarnation == 1 and len(self) == 4:
         raise MemoryError("no room for a row")
-    _add(self, commit, outcome)
+    _add(self, commit, outcome, partition)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ class Running:
         tables: Any = None,
         publish: bool = True,
         groups: Any = None,
+        lends: bool = False,
     ) -> None:
         self.rule = rule
         self.deadlines = deadlines
@@ -64,6 +65,7 @@ class Running:
             deadlines=deadlines,
             tables=() if tables is None else tables.shapes,
             relays=groups,
+            lends=lends,
         )
         self.server = ParameterServer(settings, KEY, world=world)
         self.address = Address(*self.server.address, KEY)

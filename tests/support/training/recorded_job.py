@@ -25,7 +25,8 @@ def commits(rows: list[dict[str, float]]) -> np.ndarray:
     found["gap"], found["scale"], found["steps"] = np.nan, 1.0, 1
     for clock, row in enumerate(rows):
         found[clock]["clock"], found[clock]["sequence"] = clock, clock + 1
-        for name, value in row.items():
+        own = row.get("worker", 0)
+        for name, value in {"trained_by": own, "lease": own, **row}.items():
             found[clock][name] = value
     return found
 
@@ -74,6 +75,7 @@ class RecordedJob:
         self.workers = workers
         self.commits = np.zeros(count, COMMIT)
         rows = self.commits
+        rows["trained_by"] = rows["lease"] = worker
         rows["worker"], rows["timestamp"], rows["clock"] = worker, BEGAN + times, np.arange(count)
         rows["attempt"], rows["incarnation"], rows["steps"] = worker, 1, 4
         by_worker = np.argsort(worker, kind="stable")
