@@ -16,6 +16,7 @@ import time
 import typing
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from distkeras.ps import rules
@@ -158,9 +159,17 @@ def _request_of(link: DriverLink) -> StartRequest:
 
 def _until_over(link: DriverLink, server: ParameterServer) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, and still needs the center
+    signal.signal(signal.SIGTERM, _end)
     link.wait_until_over(lambda: server.corrupt)
     signal.alarm(_END_SECONDS)  # its default action ends the process even if a thread hangs
     return int(server.corrupt)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End the process, after a last snapshot: the machine may be shut down."""
+    signal.signal(number, signal.SIG_IGN)
+    signal.alarm(_END_SECONDS)
+    sys.exit(128 + number)
 
 
 def _until_interrupted(lifetime: float | None, server: ParameterServer) -> int:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from distkeras.data.schema import map_in_arrow
-from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.errors import ConfigurationError, DistkerasError, sorted_error
 from distkeras.ps.events import Events
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkAction, in_callers_scope
 from distkeras.spark.failures import shortened, typed_error
+from distkeras.spark.notice import given_by_signals
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
 from distkeras.spark.task_process import prepare_task
 from distkeras.training.task import SUMMARY, Task, TaskAttempt
@@ -40,6 +41,10 @@ class _HelperAttempt(TaskAttempt):
         self._help()
         return 0, -1
 
+    def _report_error(self, error: Exception) -> DistkerasError:
+        """Return the typed error: the job goes on without this helper, and the driver reports it."""
+        return sorted_error(error)
+
 
 @dataclass(frozen=True)
 class HelperTask:
@@ -58,7 +63,8 @@ class HelperTask:
         try:
             prepare_task(self.task.settings.threads)
             rows = RecordStream(records, connection_to_spark())
-            summary = _HelperAttempt(self.task, self.number, context.taskAttemptId(), rows).run()
+            with given_by_signals() as notice:
+                summary = _HelperAttempt(self.task, self.number, context.taskAttemptId(), rows, notice).run()
         except DistkerasError as error:
             raise shortened(error) from error.__cause__
         yield summary
@@ -76,11 +82,11 @@ class Helpers:
         self._over = threading.Event()
         #: Set while helpers may have slots.
         self._allowed = threading.Event()
+        self._allowed.set()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Ask Spark for the slots; repeated calls do nothing."""
-        self._allowed.set()
         if self._threads:
             return
         for number in range(self._training.helpers):
@@ -89,9 +95,9 @@ class Helpers:
             self._threads.append(thread)
             thread.start()
 
-    def stop(self) -> None:
-        """Give the slots back until `start` is called again: the server needs one, and helpers cannot learn that."""
-        self._allowed.clear()
+    def allow(self, allowed: bool) -> None:
+        """Let helpers have slots, or not: the server needs one, and helpers cannot learn that; thread-safe."""
+        (self._allowed.set if allowed else self._allowed.clear)()
 
     def close(self) -> None:
         """Cancel the helpers, and wait for their ends."""
@@ -116,12 +122,12 @@ class Helpers:
 
     def _attempt(self, task: HelperTask) -> Exception | None:
         """Run a helper once; return why it has failed. What it had in hand is lent to another worker."""
-        action = SparkAction(self._session, partial(self._collect, task), f"distkeras-help-{task.number}")
-        while not action.ended(_POLL_SECONDS):
-            if self._over.is_set() or not self._allowed.is_set():
-                action.cancel(_CANCEL_SECONDS)
-                return None
         try:
+            action = SparkAction(self._session, partial(self._collect, task), f"distkeras-help-{task.number}")
+            while not action.ended(_POLL_SECONDS):
+                if self._over.is_set() or not self._allowed.is_set():
+                    action.cancel(_CANCEL_SECONDS)
+                    return None
             action.rows()
         except Exception as error:  # noqa: BLE001 - its caller reports it
             return error

@@ -245,12 +245,13 @@ class SparkJob:
                 if self._observer.lost(error) or not self._server.alive():
                     clock = -1  # a restarted server has an older clock; `Supervisor.watch` restarts it
                     if self._plan.training.server == "cluster":  # it needs a slot
-                        self._helpers.stop()
+                        self._helpers.allow(False)
                     self._over.wait(_POLL_SECONDS)
                     continue
                 self._signals.put(_JobFailed(error))
                 return
             self._server.record_activity()
+            self._helpers.allow(True)
             counts = (status.clock, status.joined, status.finished)
             if status.clock >= clock and counts != reported:
                 clock, reported = status.clock, counts

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.server.start_report import StartReport, report_to_json
 from distkeras.ps.world.world import REAL
+from distkeras.spark.notice import given_by_signals
 
 #: The task's output: a log record (a line of JSON), or a `StartReport`.
 OUTPUT = "kind string, text string"
@@ -67,14 +68,14 @@ class ServerTask:
         for _ in records:
             pass
         context = TaskContext.get()
-        with _logged_lines() as lines:
-            outcome = self.serve(0 if context is None else context.attemptNumber())
+        with _logged_lines() as lines, given_by_signals() as notice, notice.used():
+            outcome = self.serve(0 if context is None else context.attemptNumber(), notice.is_given)
         rows = [(LOGGED, line) for line in lines]
         rows += [] if outcome is None else [(REPORT, report_to_json(outcome))]
         columns = [pa.array([row[column] for row in rows], pa.string()) for column in range(2)]
         yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
 
-    def serve(self, attempt: int) -> StartReport | None:
+    def serve(self, attempt: int, ending: Callable[[], bool] = lambda: False) -> StartReport | None:
         """Serve until the job ends: see `serve_announced`. ``attempt``: Spark's number of this attempt, from 0 on."""
         settings = replace(self.request.settings, host=self.request.settings.host or own_address())
         return serve_announced(
@@ -85,6 +86,7 @@ class ServerTask:
             given_up=self.given_up,
             rows_checked=self.rows_checked,
             require_driver=self._require_driver,
+            ending=ending,
         )
 
     def _require_driver(self) -> None:

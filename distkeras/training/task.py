@@ -33,6 +33,7 @@ from distkeras.ps.errors import (
     EmptyDataError,
     LeaseLostError,
     LedgerError,
+    NodeError,
     Origin,
     sorted_error,
 )
@@ -52,6 +53,7 @@ from distkeras.ps.worker.loop import AutoWindow, run_worker, work
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper, SaveInterval, is_kept
 from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
+from distkeras.spark.notice import Notice, given_by_signals
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
 from distkeras.spark.task_process import prepare_task
 from distkeras.training.lent_rows import OfferedRows, as_batch, fetched_ahead
@@ -116,7 +118,9 @@ class Task:
             )
         try:
             prepare_task(self.settings.threads)
-            summary = TaskAttempt(self, worker, attempt, RecordStream(records, connection_to_spark())).run()
+            rows = RecordStream(records, connection_to_spark())
+            with given_by_signals() as notice:
+                summary = TaskAttempt(self, worker, attempt, rows, notice).run()
         except DistkerasError as error:  # the driver has the full error already; Spark logs this text several times
             raise shortened(error) from error.__cause__
         yield summary
@@ -125,9 +129,11 @@ class Task:
 class TaskAttempt:
     """One attempt at one partition: its rows, its connection to the server, and the worker's loop."""
 
-    def __init__(self, task: Task, worker: int, attempt: int, records: RecordStream) -> None:
+    def __init__(
+        self, task: Task, worker: int, attempt: int, records: RecordStream, notice: Notice | None = None
+    ) -> None:
         settings = task.settings
-        self._task = task
+        self._task, self._notice = task, notice or Notice()
         #: The worker's place among the workers of its host, if a relay sends their commits.
         self._group: RelayGroup | None = None
         if settings.relays is not None:
@@ -315,7 +321,7 @@ class TaskAttempt:
         settings = self._task.settings
         tables = self._table_windows(client, batches)
         own: Iterator[Any] = bounded(batches if tables is None else iter(tables), lambda: client.end)
-        return work(
+        loop = work(
             settings.rule,
             replica,
             self._tracked(client, source, own),
@@ -325,7 +331,19 @@ class TaskAttempt:
             windows=self._auto_window,
             keeper=keeper,
             tables=tables,
+            leaving=self._notice.is_given,
         )
+        return self._ended_by_notice(loop)
+
+    def _ended_by_notice(self, loop: Loop) -> Loop:
+        """Run ``loop``; then raise NodeError if notice was given, so that another attempt trains what is left."""
+        with self._notice.used():
+            yield from loop
+        if self._notice.given is not None:
+            raise NodeError(
+                f"this process received {self._notice.given.name}; all that it has trained is committed",
+                worker=self._client.worker,
+            )
 
     def _table_windows(self, client: WorkerClient, batches: Iterator[Batch]) -> TableWindows | None:
         """Return the windows of the mini-batches to come, if tables travel by rows; one is read ahead."""

@@ -220,7 +220,7 @@ class Lending:
         return (epoch - lease.epoch) * self.offers[lease.partition].batches + batch - lease.batch
 
     def _window_end(self, lease: PartitionLease, count: int) -> Position:
-        """Return the first position, of the last ``count`` of a lease, at which a window ends if all are equally long."""
+        """Return the first position, of the last ``count`` of a lease, at which an equally long window ends."""
         batches, (epoch, batch), window = self.offers[lease.partition].batches, self._end(lease), self._rule.window
         epoch, batch = divmod(epoch * batches + batch - count, batches)
         if isinstance(window, int):  # windows begin with the epoch

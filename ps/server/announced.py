@@ -97,9 +97,10 @@ class Standby:
             return None
         return owner
 
-    def wait_until_needed(self) -> bool:
+    def wait_until_needed(self, ending: Callable[[], bool] = lambda: False) -> bool:
         """Return True once no server of this job is alive, and False once one of them has served the job to its end."""
         while True:
+            _require_to_stay(ending)
             owner = self._read()
             if owner is None:
                 return True
@@ -176,7 +177,7 @@ class Standby:
             client.close()
 
 
-def serve_announced(
+def serve_announced(  # noqa: PLR0913 - independent facts of one attempt, which its caller names
     request: StartRequest,
     publication: bytes,
     *,
@@ -185,6 +186,7 @@ def serve_announced(
     given_up: int = 0,
     rows_checked: bool = False,
     require_driver: Callable[[], None] = lambda: None,
+    ending: Callable[[], bool] = lambda: False,
     world: World = REAL,
 ) -> StartReport | None:
     """Serve a job to its end, as one of several attempts, of which one serves at a time.
@@ -196,6 +198,7 @@ def serve_announced(
         given_up: see `Standby`.
         rows_checked: the driver has already compared the rows with those of the resumed job.
         require_driver: raises a DistkerasError if the driver has died; then this attempt must not claim the checkpoint.
+        ending: returns whether this process must end, after a last snapshot.
 
     Returns:
         None: this attempt has served to the end. `Started`: the rows must be checked first.
@@ -205,7 +208,7 @@ def serve_announced(
     """
     standby = Standby(request, given_up, world)
     again, starts = attempt > 0, 0
-    while standby.wait_until_needed():
+    while standby.wait_until_needed(ending):
         try:
             server, start_report = _build(request, attempt, again, require_driver, world)
         except OwnershipLostError as error:
@@ -224,7 +227,7 @@ def serve_announced(
             text = "the parameter server's task had ended; it is back with commit %d of a snapshot, on %s (attempt %d)"
             report(log, "restart", text, 0 if resumed is None else resumed.clock, server.address[0], attempt)
         try:
-            if _serve(server, start_report, request, publication, tables, world):
+            if _serve(server, start_report, request, publication, tables, ending, world):
                 return None
         except OwnershipLostError as error:  # clients cannot find this server; the driver detects the end of its task
             return NotStarted.of(error)
@@ -273,6 +276,7 @@ def _serve(
     request: StartRequest,
     publication: bytes,
     tables: Sequence[tuple[TableShape, np.ndarray]],
+    ending: Callable[[], bool],
     world: World,
 ) -> bool:
     """Serve until the driver has said goodbye; return False if another attempt now owns the checkpoint."""
@@ -286,7 +290,7 @@ def _serve(
         finally:
             driver.close()
         server.announce(place)
-        _serve_until_over(server, world)
+        _serve_until_over(server, ending, world)
         if server.superseded:
             return False
         # Before the port is closed, so that a standby does not conclude that this server has died.
@@ -297,10 +301,16 @@ def _serve(
     return True
 
 
-def _serve_until_over(server: ParameterServer, world: World) -> None:
+def _require_to_stay(ending: Callable[[], bool]) -> None:
+    if ending():
+        raise ServerLostError("the process of this server must end; another one continues")
+
+
+def _serve_until_over(server: ParameterServer, ending: Callable[[], bool], world: World) -> None:
     """Return when the driver has said goodbye, or another attempt owns the checkpoint."""
     asked, lost_at = world.monotonic(), math.inf
     while not server.over and not server.superseded:
+        _require_to_stay(ending)
         fault = server.fault
         if fault is not None and ERRORS[fault.code] is OwnershipLostError:
             lost_at = min(lost_at, world.monotonic())

@@ -28,7 +28,7 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.events import report
 from distkeras.ps.protocol.framing import Connection, EndOfStream
-from distkeras.ps.protocol.messages import Fault, Goodbye, Message, fault_of
+from distkeras.ps.protocol.messages import AskForWork, Fault, Goodbye, Message, fault_of
 from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher
@@ -132,7 +132,8 @@ class Session:
     def _send_fault(self, message: Message, error: DistkerasError) -> bool:
         """Send ``error`` to the peer; return False if the connection must end after it."""
         ends_job = isinstance(error, _ENDS_JOB)
-        error.worker = self._dispatcher.partition_of(error.worker)
+        if not isinstance(message, AskForWork):  # helpers have numbers of their own
+            error.worker = self._dispatcher.partition_of(error.worker)
         if ends_job and error.remote_traceback is None:
             error.remote_traceback = traceback.format_exc()
         fault = fault_of(error)

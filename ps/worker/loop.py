@@ -135,6 +135,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
     keeper: OptimizerKeeper | None = None,
     tables: TableWindows | None = None,
     now: Callable[[], float] | None = time.time,
+    leaving: Callable[[], bool] = lambda: False,
 ) -> Loop:
     """Train on ``batches`` until they end, or a reply asks to stop, in windows that never cross the end of an epoch.
 
@@ -153,6 +154,7 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
         keeper: sends the optimizer's state at intervals, and takes over that of an earlier loop; None: neither.
         tables: the windows of tables that travel by rows, with their ``batches`` and ``payload``; None: no tables do.
         now: clock for the history's time stamps, seconds since the epoch; None: no history is kept.
+        leaving: returns whether the loop ends with the window that has begun, after which the keeper sends the state.
 
     Yields:
         `PullRequest`, `CommitRecord`, `CollectRequest` and `ProbeRequest`, each of which needs a `Reply`;
@@ -189,11 +191,11 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
             due = worker.rule.due(state)
         if due:
             continues = yield from worker.exchange(group[-1])
-            if not continues:
+            if not continues or leaving():
                 break
     yield from worker.end(group)
     if keeper is not None and begun:
-        yield from keeper.end()
+        yield from keeper.end(leaving=leaving())
 
 
 #: The rows of a commit without tables.

@@ -191,7 +191,7 @@ class OptimizerKeeper:
             yield KeepRequest(state)
             self._interval.sent(self._took + self._interval.now() - began)
 
-    def end(self) -> _Steps:
-        """Send the state after the last commit, if the next micro-batch begins with it."""
-        if self._at_end and (state := self._read()) is not None:
+    def end(self, *, leaving: bool) -> _Steps:
+        """Send the state after the last commit, if the next micro-batch begins with it, or the next attempt now."""
+        if (self._at_end or leaving) and (state := self._read()) is not None:
             yield KeepRequest(state)

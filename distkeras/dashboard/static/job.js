@@ -161,7 +161,7 @@ class JobView {
   }
 
   alive() {
-    const count = this.job.places;
+    const count = this.job.facts.workers;
     let training = 0;
     for (let worker = 0; worker < count; worker += 1) training += this.job.workerState(worker) === "training";
     return `${training} of ${count}`;

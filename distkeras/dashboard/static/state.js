@@ -4,7 +4,7 @@ const STATES = ["waiting", "training", "finished"];
 const OVER = new Set(["done", "stopped", "failed", "interrupted", "cancelled", "lost", "removed"]);
 const EVENTS_MAX = 500;
 /** Kinds of events that are not a problem. */
-const QUIET = new Set(["window", "stop"]);
+const QUIET = new Set(["window", "lent", "stop"]);
 /** Kinds of events that a screen reader announces. */
 const ANNOUNCED = new Set(["takeover", "restart", "standstill", "stall", "failed", "lost", "stop"]);
 

@@ -125,16 +125,16 @@ class EventsTable {
     if (filled === this.filled) return;
     this.filled = filled;
     const shown = events.filter(([, , kind]) => !this.kind || kind === this.kind).reverse();
-    this.body.replaceChildren(...shown.map((event) => this.row(event)));
+    this.body.replaceChildren(...shown.map((event) => this.row(event, job)));
   }
 
-  row([at, source, kind, worker, attempt, text]) {
+  row([at, source, kind, worker, attempt, text], job) {
     return h(
       "tr",
       { class: QUIET.has(kind) || /are written again$/.test(text) ? "quiet" : "trouble" },
       h("td", { class: "number", text: at < 0 ? "start" : clock(at) }),
       h("td", {}, h("span", { class: "kind", text: kind, title: `${meaningOf(kind)}\nreported by the ${source}`.trim() })),
-      h("td", { class: "number", text: worker === null ? "" : String(worker) }),
+      h("td", { class: "number", text: worker === null ? "" : worker < job.facts.workers ? String(worker) : job.nameOf(worker) }),
       h("td", { class: "number", text: attempt === null ? "" : String(attempt) }),
       h("td", { class: "text", text })
     );

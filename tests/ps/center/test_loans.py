@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.ps.virtual_centers import commit_of
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import LeaseState, PartitionLease
+from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
 from distkeras.ps.center.loans import Offer
 from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import LeaseLostError, LedgerError
@@ -315,9 +315,65 @@ def test_a_helper_whose_slot_is_needed_gets_no_rest_of_its_loan() -> None:
         )
         assert center.commit(next_commit, [buffer])
         center.release(number, 77).buffer.drop()
+    assert lease.end is not None
     assert (lease.epoch, lease.batch) == lease.end < end
     center.leave(number, 77)
     assert lending.may_leave(helper)
+
+
+def test_another_worker_does_not_get_a_loan_that_is_promised() -> None:
+    job, number = lent_job()
+    job.lending.promise(number, 1, job.attempt[1])
+    with pytest.raises(LeaseLostError, match="was promised to attempt"):
+        job.center.join(number, job.attempt[1] + 100)
+
+
+def test_the_number_of_a_loan_is_none_of_a_partition() -> None:
+    """One may have no task yet."""
+    leases = Leases(5, lambda: (), lambda: 0.0)
+    leases.join(0, 1)
+    assert [leases.cut(0, (1, 0), before=1.0), leases.cut(0, (0, 5), before=0.5)] == [5, 6]
+
+
+def test_an_offer_is_withdrawn_only_at_its_own_place() -> None:
+    job = slow_job()
+    offer = job.lending.offers[0]
+    job.lending.withdraw_offer(0, ("127.0.0.1", 9))  # of an earlier attempt
+    assert job.lending.offers[0] is offer
+    job.lending.withdraw_offer(0, (offer.host, offer.port))
+    assert 0 not in job.lending.offers
+
+
+def test_a_share_that_was_ended_early_is_an_open_epoch() -> None:
+    """The first share of partition 0 has ended within its first epoch, and the second one begins with the second."""
+    job = slow_job()
+    for number in [*job.center.leases]:
+        if number >= job.workers:
+            del job.center.leases[number]
+    job.center.leases[0].end = None
+    job.center.leases.cut(0, (1, 0), before=1.0)
+    job.center.end_early("a callback's reason")
+    job.center.leave(0, job.attempt[0])
+    state = capture(job.center)
+    resumed = job.new_center(3)
+    restore(resumed, state, same_attempts=False, epochs=EPOCHS)
+    assert {(lease.epoch, lease.batch) for lease in resumed.leases.values()} == {(0, 0)}
+
+
+def test_a_task_whose_rows_others_need_does_not_leave_for_another_one() -> None:
+    job, number = lent_job()
+    job.look(1)
+    job.center.leases.disconnected(0, job.attempt[0])  # the executor of partition 0 is lost
+    job.begin(0)
+    job.center.leases[0].state = LeaseState.FINISHED
+    job.center.leases.disconnected(1, job.attempt[1])
+    job.center.leases[1].state = LeaseState.FREE  # a restarted server has it again, and Spark has to start its task
+    for _ in range(3):
+        job.lending.may_leave(0)
+        job.clock.now += 5.5
+    assert job.lending.may_leave(1)
+    assert not job.lending.may_leave(0)
+    assert not job.center.leases[number].finished
 
 
 def test_no_commit_goes_beyond_a_cut() -> None:

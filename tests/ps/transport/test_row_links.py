@@ -10,7 +10,9 @@ import pytest
 from support.patience import PATIENT
 
 from distkeras.ps.errors import MemberLostError, RemoteProtocolError
-from distkeras.ps.protocol.messages import Hello, SentBatch
+from distkeras.ps.protocol.framing import Limits
+from distkeras.ps.protocol.messages import FetchBatches, Goodbye, Hello, SentBatch
+from distkeras.ps.transport.client import dial
 from distkeras.ps.transport.row_links import AHEAD, Position, RawBatch, RowClient, RowServer, arrays_of, layout_of
 
 KEY = bytes(range(32))
@@ -67,6 +69,20 @@ def test_no_mini_batch_is_sent_from_the_end_on(server: RowServer, end: Position)
     rows = client(server, (0, 0), end=lambda: end)
     found = list(rows)
     assert len(found) == rows.count == end[0] * BATCHES + end[1]
+
+
+def test_a_worker_is_sent_what_it_asks_for_and_no_more(server: RowServer) -> None:
+    channel = dial(server.address, KEY, PATIENT, limits=Limits(), read_ahead=False)
+    channel.send(Hello(5, 1, 3, 0))
+    requests = [((0, 2), (0, 4), AHEAD), ((1, BATCHES - 1), (2, 1), AHEAD), ((0, 0), (EPOCHS, 0), 3)]
+    for begin, end, count in requests:
+        channel.send(FetchBatches(*begin, *end, count))
+    channel.send(Goodbye())  # no request for mini-batches: the connection ends
+    found = []
+    while isinstance(sent := channel.receive(PATIENT.reply, "a mini-batch"), SentBatch):
+        found.append((sent.epoch, sent.batch))
+    assert found == [(0, 2), (0, 3), (1, BATCHES - 1), (2, 0), (0, 0), (0, 1), (0, 2)]
+    channel.close()
 
 
 def test_an_end_may_come_nearer(server: RowServer) -> None:

@@ -128,7 +128,7 @@ def test_a_connection_for_rows_that_breaks_is_made_again(running: Running, monke
     until(lambda: leases_of(running)[2].sequence == 1)
     server = owner.helping._rows  # noqa: SLF001 - the network breaks
     assert server is not None
-    for channel in [*server._channels]:  # noqa: SLF001
+    for channel in [*server._channels]:  # noqa: SLF001 - as above
         channel.hang_up()
     helper.permit()
     until(lambda: 0 not in lending_of(running).offers)
