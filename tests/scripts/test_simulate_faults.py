@@ -169,7 +169,6 @@ ALSO = {
     "tags are not checked",
     "a connection that breaks ends the job",
     "the rule's vectors are not saved",
-    "drafts of newer owners are removed",
     "an exception ends the saver for good",
     "windows are relative to a worker that has left",
     "other workers start without the unfinished round",
@@ -183,7 +182,6 @@ ALSO = {
 NARROW = {
     "a-server-begins-for-a-dead-driver": ("kill driver twice", "kill driver", "disk slow", "slow start"),
     "a-pull-brings-the-rows-of-the-window-before": ("half cut", "stall"),
-    "drafts of newer owners are removed": ("second driver", "disk slow"),
 }
 
 
