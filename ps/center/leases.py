@@ -350,7 +350,7 @@ class Leases(dict[int, PartitionLease]):
     @property
     def ended_early(self) -> bool:
         """Whether all leases have ended, but for loans that no worker will train, since the job ends early."""
-        return all(
+        return sum(1 for _ in self.partitions()) == self._workers and all(
             lease.finished or (number >= self._workers and not lease.connected) for number, lease in self.items()
         )
 

@@ -129,7 +129,7 @@ class Dispatcher:
         optimizers = OptimizerRequests(self.changed, self.states, self._require_lease, self._acknowledge, world, peers)
         loans = LoanRequests(
             self.changed,
-            self._require_sound,
+            self._require_center,
             lambda number: self._seconds_silent(number) >= self._deadlines.lease,
             self._wait_until_saved,
             self._acknowledge,
@@ -550,9 +550,8 @@ class Dispatcher:
             )
 
     def _require_center(self, peer: Peer) -> Center:
-        """Return the center, for the driver; wait until it is published."""
-        # A driver has several connections. One of them may send a request to a server that was just restarted, before
-        # another one has published the center there.
+        """Return the center, for the driver or a worker without a lease; wait until it is published."""
+        # They may send a request to a server that was just restarted, before the driver has published the center there.
         if self.center is None:
             self._wait_for_publish(peer)
         return self._require_sound()

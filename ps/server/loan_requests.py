@@ -23,7 +23,7 @@ class LoanRequests:
     """Notes who offers rows, and lends to those who ask for work.
 
     Args:
-        require_center: returns the center; its caller holds the lock.
+        require_center: returns the center, and waits until it is published; its caller holds the lock.
         is_gone: returns whether the holder of a lease, by number, has been silent for too long.
         wait_until_saved: waits until a snapshot covers all commits so far.
     """
@@ -31,7 +31,7 @@ class LoanRequests:
     def __init__(
         self,
         changed: JobCondition,
-        require_center: Callable[[], Center],
+        require_center: Callable[[Peer], Center],
         is_gone: Callable[[int], bool],
         wait_until_saved: Callable[[Peer, int], None],
         acknowledge: Callable[[], messages.Ack],
@@ -42,7 +42,7 @@ class LoanRequests:
     def offer(self, peer: Peer, message: messages.OfferRows) -> Message:
         """Note where the rows of a partition are."""
         with self._changed:
-            lending = self._require_center().lending
+            lending = self._require_center(peer).lending
             if lending is not None:
                 offer = Offer(message.batches, message.epochs, message.host, message.port, message.checksum)
                 lending.offer(message.worker, offer)
@@ -52,7 +52,7 @@ class LoanRequests:
     def lend(self, peer: Peer, message: messages.AskForWork) -> Message:
         """Wait for a loan, and promise it to the sender; or let it leave, or ask again."""
         with self._changed:
-            center = self._require_center()
+            center = self._require_center(peer)
             lending, worker = center.lending, message.worker
             if lending is None:
                 return messages.Loan(over=True)

@@ -289,6 +289,22 @@ def test_a_buffer_is_applied_when_a_job_with_a_loan_without_a_holder_is_ended_ea
     assert float(job.center.current.array[0]) != 0.0
 
 
+def test_a_buffer_waits_for_workers_that_join_a_job_that_ends_early() -> None:
+    job = Job(2, make("fedbuff", window=WINDOW, buffer=100))
+    center = job.new_center()
+    center.join(0, 1)
+    buffer = center.pool.take()
+    buffer.array[...] = 4.0
+    center.release(0, 1).buffer.drop()
+    assert center.commit(commit_of(worker=0, attempt=1, sequence=1, epoch=0, first=0, last=3), [buffer])
+    center.end_early("a callback's reason")
+    center.leave(0, 1)
+    assert float(center.current.array[0]) == 0.0
+    center.join(1, 2)
+    center.leave(1, 2)
+    assert float(center.current.array[0]) != 0.0
+
+
 def test_a_helper_whose_slot_is_needed_gets_no_rest_of_its_loan() -> None:
     job, number = lent_job()
     center, lending, helper = job.center, job.lending, 2

@@ -25,13 +25,16 @@ from distkeras.ps.errors import DeadlineError, DistkerasError, LeaseLostError
 from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.protocol.messages import (
     Ack,
+    AskForWork,
     CenterReply,
     Commit,
     FetchModel,
     Hello,
     Leave,
+    Loan,
     Message,
     ModelFile,
+    OfferRows,
     Publish,
     Pull,
     Waiting,
@@ -268,8 +271,14 @@ REQUESTS: dict[str, Callable[[DriverClient], Any]] = {
     "drain": lambda driver: driver.drain().total,
     "list_workers": lambda driver: driver.list_workers().tolist(),
     "finish": lambda driver: driver.finish("enough"),
+    # Of a worker that has no work left, whose server was restarted.
+    "offer rows": lambda driver: driver.request(OfferRows(0, 1, "127.0.0.1", 1, 4, 2, 7), Ack).sequence,
+    "ask for work": lambda driver: driver.request(AskForWork(0, 1), Loan).over,
 }
-ANSWERS = {"center": [0.0, 0.0], "drain": 0, "list_workers": [], "finish": None}
+ANSWERS = {
+    **{"center": [0.0, 0.0], "drain": 0, "list_workers": [], "finish": None},
+    **{"offer rows": 0, "ask for work": True},  # this job does not lend
+}
 
 
 @pytest.mark.parametrize("name", REQUESTS)
