@@ -243,8 +243,7 @@ class Center:
                 self.rule.leave(self.model, lease.vectors, self.counters)
                 self.scheduler.finished(worker)
             self._end_round_if_complete()
-            early = self.stopping is not None and self.lending is not None and self.leases.ended_early
-            if self.leases.complete or early:
+            if self.leases.complete:
                 self._drain(self.workers)
 
     def take_back(self) -> None:
@@ -255,9 +254,14 @@ class Center:
                 self.rule.leave(self.model, lease.vectors, self.counters)
 
     def end_early(self, reason: str) -> None:
-        """End the job early: no worker waits for those that have not joined, and replies ask workers to leave."""
+        """End the job early: no worker waits for those that have not joined, and replies ask workers to leave.
+
+        Loans end at once: when the tasks of all partitions have ended, a helper must not commit any more.
+        """
         self.stopping = self.stopping or reason
         self.scheduler.gather = False
+        for number, loan in [*self.leases.loans()]:
+            self.leave(number, loan.attempt)
 
     @property
     def asks_workers_to_leave(self) -> bool:
@@ -316,6 +320,14 @@ class Center:
             raise RelayLostError(f"{text} {[commit.worker for commit in commits]}", worker=commits[0].worker)
         return max(known, key=lambda lease: lease.staleness(commits[0], self.clock))
 
+    def _lend(self, commit: Commit, lease: PartitionLease) -> None:
+        """Cut ``lease``, if that helps; ``commit`` is its latest one."""
+        if self.lending is None:
+            return
+        lease.keep_pace(commit.steps, self._monotonic())
+        if self.stopping is None:
+            self.lending.cut(commit.worker)
+
     def _accept_commit(
         self, commits: Sequence[Commit], lease: PartitionLease, parts: Sequence[Buffer], context: Context
     ) -> None:
@@ -357,9 +369,7 @@ class Center:
             self.leases[member.worker].steps = member.steps
             self.leases[member.worker].advance(member, now)
             self.scheduler.committed(member.worker)
-        if self.lending is not None:
-            lease.keep_pace(commit.steps, self._monotonic())
-            self.lending.cut(commit.worker)
+        self._lend(commit, lease)
         if not commit.wants_center:
             lease.begin_window(self.clock, self._monotonic())
         self._end_round_if_complete()

@@ -347,13 +347,6 @@ class Leases(dict[int, PartitionLease]):
         """Whether all partitions have been joined, and all leases have ended."""
         return sum(1 for _ in self.partitions()) == self._workers and all(lease.finished for lease in self.values())
 
-    @property
-    def ended_early(self) -> bool:
-        """Whether all leases have ended, but for loans that no worker will train, since the job ends early."""
-        return sum(1 for _ in self.partitions()) == self._workers and all(
-            lease.finished or (number >= self._workers and not lease.connected) for number, lease in self.items()
-        )
-
     def lend(self, number: int, holder: int, attempt: int, now: float) -> PartitionLease:
         """Promise a loan without a holder to ``attempt``, of the worker ``holder``, at ``now`` (monotonic)."""
         lease = self[number]
@@ -418,4 +411,6 @@ class Leases(dict[int, PartitionLease]):
                 f"attempt {attempt} has lost its lease: {holder} holds the lease, and this request is refused",
                 worker=worker,
             )
+        if lease.finished and worker >= self._workers:
+            raise LeaseLostError("the loan has ended, because the job ends early", worker=worker)
         return lease

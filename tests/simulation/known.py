@@ -21,7 +21,7 @@ OF_STATE = {
     "the-first-state-is-kept": 3,
     "a-state-is-sent-once": 3,
     "a-state-is-that-of-a-later-commit": 35,
-    "the-last-snapshot-names-older-states": 741,
+    "the-last-snapshot-names-older-states": 1299,
     "windows are relative to the slowest worker": 9,
     "a speed outlives its attempt": 95,
     "a-speed-is-measured-from-the-first-center": 1,

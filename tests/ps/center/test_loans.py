@@ -267,9 +267,12 @@ def test_a_job_that_was_ended_early_continues_each_share(held: bool) -> None:
         assert job.center.leases[number].sequence == 1
     places = {share: (lease.epoch, lease.batch) for share, lease in job.center.leases.items()}
     job.center.end_early("a callback's reason")
+    if held:  # a loan ends at once
+        with pytest.raises(LeaseLostError, match="because the job ends early"):
+            job.step(1, 0.1)
     job.center.leave(0, job.attempt[0])
-    if held:
-        job.center.leave(number, job.attempt[1])
+    assert len([*job.center.leases.loans()]) == 1
+    assert job.center.leases.complete
     state = capture(job.center)
     resumed = job.new_center()
     restore(resumed, state, same_attempts=False, epochs=EPOCHS)
@@ -279,6 +282,17 @@ def test_a_job_that_was_ended_early_continues_each_share(held: bool) -> None:
     of_three = job.new_center(3)
     restore(of_three, state, same_attempts=False, epochs=EPOCHS)
     assert {(lease.epoch, lease.batch) for lease in of_three.leases.values()} == {(0, 0)}
+
+
+def test_nothing_is_lent_when_a_job_ends_early() -> None:
+    job = Job(2)
+    while not job.center.leases[1].finished:
+        job.step(1, 0.1)
+    job.look(1)
+    job.center.end_early("a callback's reason")
+    for _ in range(4):
+        job.step(0, 4.0)
+    assert [*job.center.leases.loans()] == []
 
 
 def test_a_buffer_is_applied_when_a_job_with_a_loan_without_a_holder_is_ended_early() -> None:
