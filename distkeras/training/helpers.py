@@ -17,10 +17,7 @@ from distkeras.ps.errors import ConfigurationError, DistkerasError, sorted_error
 from distkeras.ps.events import Events
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkAction, in_callers_scope
-from distkeras.spark.failures import shortened, typed_error
-from distkeras.spark.notice import given_by_signals
-from distkeras.spark.record_stream import RecordStream, connection_to_spark
-from distkeras.spark.task_process import prepare_task
+from distkeras.spark.failures import typed_error
 from distkeras.training.task import SUMMARY, Task, TaskAttempt
 
 if TYPE_CHECKING:
@@ -60,14 +57,7 @@ class HelperTask:
         context = TaskContext.get()
         if context is None:
             raise ConfigurationError("a task must run inside Spark. Received: no task context")
-        try:
-            prepare_task(self.task.settings.threads)
-            rows = RecordStream(records, connection_to_spark())
-            with given_by_signals() as notice:
-                summary = _HelperAttempt(self.task, self.number, context.taskAttemptId(), rows, notice).run()
-        except DistkerasError as error:
-            raise shortened(error) from error.__cause__
-        yield summary
+        yield self.task.attempt(_HelperAttempt, self.number, context.taskAttemptId(), records)
 
 
 class Helpers:

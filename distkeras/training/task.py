@@ -116,24 +116,27 @@ class Task:
                 f"`df` must have {self.settings.workers} partitions, one per worker. Received: partition {worker}",
                 worker=worker,
             )
+        yield self.attempt(TaskAttempt, worker, attempt, records)
+
+    def attempt(
+        self, kind: type[TaskAttempt], worker: int, attempt: int, records: Iterator[pa.RecordBatch]
+    ) -> pa.RecordBatch:
+        """Run an attempt of this kind in the process of a Spark task, and return its summary."""
         try:
             prepare_task(self.settings.threads)
             rows = RecordStream(records, connection_to_spark())
             with given_by_signals() as notice:
-                summary = TaskAttempt(self, worker, attempt, rows, notice).run()
+                return kind(self, worker, attempt, rows, notice).run()
         except DistkerasError as error:  # the driver has the full error already; Spark logs this text several times
             raise shortened(error) from error.__cause__
-        yield summary
 
 
 class TaskAttempt:
     """One attempt at one partition: its rows, its connection to the server, and the worker's loop."""
 
-    def __init__(
-        self, task: Task, worker: int, attempt: int, records: RecordStream, notice: Notice | None = None
-    ) -> None:
+    def __init__(self, task: Task, worker: int, attempt: int, records: RecordStream, notice: Notice) -> None:
         settings = task.settings
-        self._task, self._notice = task, notice or Notice()
+        self._task, self._notice = task, notice
         #: The worker's place among the workers of its host, if a relay sends their commits.
         self._group: RelayGroup | None = None
         if settings.relays is not None:

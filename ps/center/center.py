@@ -25,13 +25,13 @@ import numpy as np
 from distkeras.ps.center.buffers import Buffer, Chunks, Pool, ViewAhead
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.driver_values import DriverValues
-from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease, Position
+from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease
 from distkeras.ps.center.living_tables import LivingTable
 from distkeras.ps.center.loans import Lending
 from distkeras.ps.center.schedulers import Round, Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.tables import Table
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError
-from distkeras.ps.protocol.loop import NO_FLOATS
+from distkeras.ps.protocol.loop import NO_FLOATS, Position
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector

@@ -18,7 +18,7 @@ import numpy as np
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.errors import LeaseLostError, LedgerError, LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol.loop import OptimizerState
+from distkeras.ps.protocol.loop import OptimizerState, Position
 from distkeras.ps.protocol.messages import Commit, KeepOptimizer
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.world.world import REAL, World
@@ -72,8 +72,6 @@ class StateMemory:
 
 #: The holder of a lease that the next attempt that joins may take.
 NO_ATTEMPT = -1
-#: Epoch and number of a mini-batch: the position of the next one.
-Position = tuple[int, int]
 #: Seconds for which a loan is kept for the worker to which it was promised.
 PROMISE_SECONDS = 10.0
 #: The shortest duration of a window that is assumed, in seconds, so that speeds are finite.

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease, Position
+from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
 from distkeras.ps.errors import LedgerError
+from distkeras.ps.protocol.loop import Position
 from distkeras.ps.rules.base import WINDOW_MAX, Rule
 
 #: Windows that a holder may have begun when its commit is answered, with overlap, and one more.

@@ -94,6 +94,10 @@ class PullRequest:
     wants: tuple[Ids, ...] = ()
 
 
+#: Epoch and number of a mini-batch: the position of the next one.
+Position = tuple[int, int]
+
+
 class PostRequest(NamedTuple):
     """Begins to send ``commit``; its answer is None at once, and a later `CollectRequest` gets the `Reply`."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from distkeras.ps.center.center import Center, Released
 from distkeras.ps.center.checks import check_hello, check_shapes, check_wants, not_finite
 from distkeras.ps.center.driver_values import set_values
-from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, Position, StateMemory
+from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
 from distkeras.ps.checkpoint.checkpointer import Checkpointer
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
@@ -37,7 +37,7 @@ from distkeras.ps.protocol.companions import split
 from distkeras.ps.protocol.compression import codec_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
-from distkeras.ps.protocol.loop import NO_ROWS
+from distkeras.ps.protocol.loop import NO_ROWS, Position
 from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.tables import Ids, block_bytes, most_state_bytes
 from distkeras.ps.server.job_state import JobCondition, LeaseConnections, Peer

@@ -13,14 +13,13 @@ import numpy as np
 
 from distkeras.ps.errors import DistkerasError, MemberLostError, RemoteProtocolError
 from distkeras.ps.protocol.framing import EndOfStream, Limits
+from distkeras.ps.protocol.loop import Position
 from distkeras.ps.protocol.messages import FetchBatches, Hello, SentBatch
 from distkeras.ps.transport.client import Channel, dial
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.handshakes import MemberListener
 from distkeras.ps.world.world import REAL, World
 
-#: Epoch and number of a mini-batch.
-Position = tuple[int, int]
 #: The largest number of arrays of a mini-batch.
 _ARRAYS_MAX = 1 << 16
 #: Mini-batches that are requested at a time.

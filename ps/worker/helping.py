@@ -10,13 +10,13 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from distkeras.ps.errors import DistkerasError, LeaseLostError, MemberLostError, ServerLostError
-from distkeras.ps.protocol.loop import Loop
+from distkeras.ps.protocol.loop import Loop, Position
 from distkeras.ps.protocol.messages import Loan, OfferRows, Welcome
 from distkeras.ps.rules.base import BatchLike
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.help_client import HelpClient
-from distkeras.ps.transport.row_links import Position, RawBatch, RowClient, RowServer
+from distkeras.ps.transport.row_links import RawBatch, RowClient, RowServer
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker
 from distkeras.ps.world.world import REAL, World

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import Leases, PartitionLease, Position
+from distkeras.ps.center.leases import Leases, PartitionLease
 from distkeras.ps.center.loans import Lending
 from distkeras.ps.checkpoint import checkpointer, state
+from distkeras.ps.protocol.loop import Position
 from distkeras.ps.server.loan_requests import LoanRequests
 from distkeras.ps.transport.row_links import RowServer
 from distkeras.ps.transport.worker_client import WorkerClient

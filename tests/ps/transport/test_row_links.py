@@ -11,9 +11,10 @@ from support.patience import PATIENT
 
 from distkeras.ps.errors import MemberLostError, RemoteProtocolError
 from distkeras.ps.protocol.framing import Limits
+from distkeras.ps.protocol.loop import Position
 from distkeras.ps.protocol.messages import FetchBatches, Goodbye, Hello, SentBatch
 from distkeras.ps.transport.client import dial
-from distkeras.ps.transport.row_links import AHEAD, Position, RawBatch, RowClient, RowServer, arrays_of, layout_of
+from distkeras.ps.transport.row_links import AHEAD, RawBatch, RowClient, RowServer, arrays_of, layout_of
 
 KEY = bytes(range(32))
 BATCHES, EPOCHS = 2 * AHEAD + 3, 3

@@ -21,6 +21,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.results import JobRecords
 from distkeras.spark.cluster import SparkFacts
+from distkeras.spark.notice import Notice
 from distkeras.spark.record_stream import RecordStream
 from distkeras.training.plan import CenterCopy, JobPlan, Publication
 from distkeras.training.task import TaskAttempt
@@ -138,7 +139,7 @@ def trained(plan: JobPlan, table: pa.Table) -> Result:
         try:
             Publication(plan).send(driver)
             records = RecordStream(iter(table.to_batches()), io.BufferedReader(io.BytesIO(b"more")))
-            TaskAttempt(plan.task(address), 0, 0, records).run()
+            TaskAttempt(plan.task(address), 0, 0, records, Notice()).run()
             center = CenterCopy(plan).fetch(driver)
             kept = JobRecords.drain(driver)
         finally:
