@@ -244,14 +244,14 @@ class Checkpointer:
                 what = error if isinstance(error, SnapshotError) else traceback.format_exc()
                 report(log, "snapshot", f"{SNAPSHOT_FAILED}, and will be tried again: %s", what)
             self.failure = error
-            self._try_require_owned()  # a lost ownership may be the reason
+            self._try_require_kept()  # a lost ownership may be the reason
             return False
-        return complete and (not idle or self._try_require_owned())
+        return complete and (not idle or self._try_require_kept())
 
-    def _try_require_owned(self) -> bool:
+    def _try_require_kept(self) -> bool:
         """Raise an OwnershipLostError if there is a higher claim; return False if the directory cannot be read."""
         try:
-            self._directory.require_owned()
+            self._directory.require_kept()
         except OwnershipLostError:
             raise
         except Exception:  # noqa: BLE001 - the next try may succeed
@@ -284,7 +284,7 @@ class Checkpointer:
             state.drop()
             if self._table_files is not None:
                 self._table_files.end()
-        names = self._directory.require_owned()
+        names = self._directory.require_kept()
         if self.failure is not None:
             report(log, "snapshot", SNAPSHOTS_RESUMED)
         with self._changed:

@@ -10,6 +10,9 @@ job keeps the job's epoch, so that it never gets ahead of another job that has t
    workers are informed, and older files removed.
 3. The name of each file contains the claim of its writer. No file has two writers, and no server removes the files of
    a higher claim.
+4. A server whose driver ends while the claim is being written withdraws it. So an owner that finds another job's higher
+   claim first waits until that is withdrawn or its server has written another file; it writes no valid snapshot
+   meanwhile.
 
 So of two owners, either the older one finds the newer claim, and its later snapshots are not valid; or it searched
 before that claim was written, and the newer owner's list has all valid snapshots. This needs no lock and no conditional
@@ -101,6 +104,8 @@ def parsed(text: str) -> Name | None:
 ATTEMPTS = 1024
 #: The largest number of superseded jobs that a claim lists; the latest ones.
 _SUPERSEDED = 64
+#: Seconds after which a claim counts although its server has written no other file.
+PROVISIONAL_SECONDS = 60.0
 
 
 class Ownership:
@@ -111,6 +116,8 @@ class Ownership:
         self._token = token
         self._world = world
         self._claim: Claim | None = None
+        #: A higher claim that its server may still withdraw, and when it was first found (monotonic).
+        self._provisional: tuple[Claim, float] | None = None
         #: Whether the directory was lost to a server that was started for the same job.
         self.lost_to_own_job = False
 
@@ -183,6 +190,18 @@ class Ownership:
         They are all files of the directory, listed after the writes that must be valid.
         """
         self._require_highest(self.claim, names)
+
+    def require_kept(self, names: list[Name]) -> None:
+        """As `require`, for a server that serves; raise a SnapshotError while a higher claim may be withdrawn."""
+        highest = _highest(names)
+        if highest is not None and highest > self.claim and highest.token != self._token:
+            now = self._world.monotonic()
+            if self._provisional is None or self._provisional[0] != highest:
+                self._provisional = highest, now
+            confirmed = any(name.claim == highest and name.kind != "owner" for name in names)
+            if not confirmed and now - self._provisional[1] < PROVISIONAL_SECONDS:
+                raise SnapshotError(f"claim {highest} of {self._owner_text(highest)} may be withdrawn")
+        self.require(names)
 
     def _require_highest(self, own: Claim, names: Iterable[Name]) -> None:
         highest = _highest(names) or own

@@ -435,7 +435,7 @@ class SnapshotDirectory:
         optimizer_files: Mapping[int, str] = NO_FILES,
         row_files: Sequence[RowFile] = (),
     ) -> None:
-        """Write a snapshot that needs these files; it is valid once `require_owned` has succeeded."""
+        """Write a snapshot that needs these files; it is valid once `require_kept` has succeeded."""
         header = {
             "state": state.header,
             "job": self._job,
@@ -454,6 +454,12 @@ class SnapshotDirectory:
         """Return all files of the directory, if this server still owns it, so that its writes are valid."""
         names = self._names()
         self._ownership.require(names)
+        return names
+
+    def require_kept(self) -> list[Name]:
+        """As `require_owned`, for a server that serves; a SnapshotError says that it must be tried again."""
+        names = self._names()
+        self._ownership.require_kept(names)
         return names
 
     def sweep(self) -> None:

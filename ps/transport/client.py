@@ -117,8 +117,49 @@ _PAUSE_SECONDS_MAX = 1.0  # seconds between two attempts to connect
 #: How often, within `Deadlines.gather`, a waiting client checks whether another server has replaced its own. Under a
 #: rule that needs all workers at once, the others wait for `Deadlines.gather` at most.
 _POLLS = 3
+#: Seconds between two questions whether a look in progress has ended.
+_LOOKING_SECONDS = 1.0
 #: The largest number of arrays in a frame of the server.
 _ARRAYS_MAX = 1024
+
+
+class Lookout:
+    """Looks for another server in the place of the peer, in a thread: what it reads may be a slow store.
+
+    Args:
+        replaced: returns whether there is another server.
+        every: seconds from one look to the next.
+    """
+
+    def __init__(self, replaced: Callable[[], bool], every: float, world: World) -> None:
+        self._replaced, self._every, self._world = replaced, every, world
+        self._looking = self._found = False
+        self._error: Exception | None = None
+
+    @property
+    def pause(self) -> float:
+        """Seconds until `found` must be asked again."""
+        return min(_LOOKING_SECONDS, self._every) if self._looking else self._every
+
+    def found(self) -> bool:
+        """Return whether a look has found another server, or raise its error; look again if none looks now."""
+        if self._error is not None:
+            raise self._error
+        if not self._found and not self._looking:
+            self._looking = True
+            try:
+                self._world.thread(self._look, "ps-lookout").start()
+            except RuntimeError:  # the system cannot start a thread now, but may at the next look
+                self._looking = False
+        return self._found
+
+    def _look(self) -> None:
+        try:
+            self._found = self._replaced()
+        except Exception as error:  # noqa: BLE001 - `found` raises it
+            self._error = error
+        finally:
+            self._looking = False
 
 
 class Channel:
@@ -136,12 +177,11 @@ class Channel:
         self.stream, self.connection, self.frame = stream, connection, frame
         self.world, self._now = world, world.monotonic
         self._context = context
-        self._replaced: Callable[[], bool] = lambda: False
-        self._look_every = math.inf
+        self._lookout: Lookout | None = None
 
     def watch(self, replaced: Callable[[], bool], every: float) -> None:
         """During a wait for a reply, call ``replaced`` every ``every`` seconds; if it is true, the peer is lost."""
-        self._replaced, self._look_every = replaced, every
+        self._lookout = Lookout(replaced, every, self.world)
 
     def handshake(self, timeout: float, admit: Callable[[], None] = lambda: None) -> None:
         """Run the handshake. A server calls ``admit`` when the client has proved the key, before it answers.
@@ -200,13 +240,14 @@ class Channel:
         deadline = self._now() + timeout
         begun = False
         while True:
-            look = deadline if begun else min(deadline, self._now() + self._look_every)
+            pause = math.inf if begun or self._lookout is None else self._lookout.pause
+            look = min(deadline, self._now() + pause)
             try:
                 count = self._receive(look, what, whole=begun)
             except DeadlineError:
-                if look == deadline:
+                if look == deadline or self._lookout is None:
                     raise
-                if self._replaced():
+                if self._lookout.found():
                     raise ConnectionResetError("another server has taken its place") from None
                 continue
             if begun and count == 0:  # the peer died or the connection broke, which is not a protocol error

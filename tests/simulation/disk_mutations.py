@@ -88,6 +88,12 @@ def _a_server_begins_for_a_dead_driver() -> list[Patch]:
 
 
 @mutation
+def _a_claim_counts_at_once() -> list[Patch]:
+    """An owner gives up at a higher claim, although its server may find that its driver has ended and withdraw it."""
+    return [(Ownership, "require_kept", Ownership.require)]
+
+
+@mutation
 def _a_first_start_that_stands_still_is_the_last() -> list[Patch]:
     """A driver's first server ends the job if it is suspended while it starts."""
     return [(process, "_RESTART_ERRORS", (ServerLostError, OwnershipLostError))]

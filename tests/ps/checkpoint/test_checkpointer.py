@@ -17,7 +17,7 @@ from support.ps.frames import some_commit
 from support.ps.toy_model import ToyJob
 from support.ps.watched_files import WatchedFiles, before_access
 
-from distkeras.ps.checkpoint import checkpointer
+from distkeras.ps.checkpoint import checkpointer, ownership
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, Checkpointer
 from distkeras.ps.checkpoint.ownership import Claim
 from distkeras.ps.checkpoint.snapshots import LogFiles, SnapshotDirectory
@@ -286,9 +286,31 @@ class TestOwnership:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(checkpointer, "_IDLE", 0.05)
-        with Saving(tmp_path) as older:
-            SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
+        with Saving(tmp_path) as older, Saving(tmp_path, token="0000000b"):
             until(lambda: older.lost)
+
+    def test_a_claim_that_is_withdrawn_takes_nothing(self, tmp_path: Path) -> None:
+        with Saving(tmp_path, every=1) as owner:
+            owner.covered()
+            rival = SnapshotDirectory(str(tmp_path), token="0000000b")
+            rival.take_over()
+            owner.commit(2)
+            until(lambda: isinstance(owner.checkpointer.failure, SnapshotError))
+            assert "claim 000002-0000000b of process" in str(owner.checkpointer.failure)
+            assert owner.checkpointer.durable == {0: 0, 1: 0}
+            rival._ownership.withdraw()  # noqa: SLF001 - as a server does whose driver has ended
+            owner.covered()
+            assert owner.checkpointer.durable == {0: 2, 1: 0}
+            assert not owner.lost
+
+    def test_a_claim_that_is_not_withdrawn_counts_after_some_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ownership, "PROVISIONAL_SECONDS", 0.5)
+        with Saving(tmp_path, every=1) as owner:
+            SnapshotDirectory(str(tmp_path), token="0000000b").take_over()
+            owner.commit(1)
+            until(lambda: owner.lost)
 
     def test_a_restarted_server_can_claim_only_the_directory_of_its_own_job(self, tmp_path: Path) -> None:
         def directory(token: str) -> SnapshotDirectory:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.patience import PATIENT, brief, patience
 
-from distkeras.ps.errors import ConfigurationError, DeadlineError
+from distkeras.ps.errors import ConfigurationError, DeadlineError, SnapshotError
 from distkeras.ps.protocol.framing import Connection
 from distkeras.ps.protocol.messages import Occupancy, Probe
 from distkeras.ps.transport.client import Channel
@@ -67,6 +67,36 @@ def test_a_wait_continues_over_several_calls(ends: tuple[Channel, Channel], monk
     assert isinstance(answered, Occupancy)
     assert answered.occupied
     peer.join(patience(10))
+
+
+def test_a_look_for_another_server_does_not_delay_the_answer(ends: tuple[Channel, Channel]) -> None:
+    server, client = ends
+    looking, go_on = threading.Event(), threading.Event()
+
+    def look() -> bool:
+        looking.set()
+        return go_on.wait(patience(60))
+
+    client.watch(look, 0.01)
+    peer = threading.Thread(target=lambda: looking.wait(patience(10)) and server.send(Occupancy(True)))
+    peer.start()
+    assert isinstance(client.receive(patience(30), "an answer"), Occupancy)
+    assert not go_on.is_set()
+    go_on.set()
+    with pytest.raises(ConnectionResetError, match="another server has taken its place"):
+        client.receive(patience(30), "an answer")
+    peer.join(patience(10))
+
+
+def test_a_look_that_fails_ends_the_wait(ends: tuple[Channel, Channel]) -> None:
+    _, client = ends
+
+    def look() -> bool:
+        raise SnapshotError("the store has an unknown file")
+
+    client.watch(look, 0.01)
+    with pytest.raises(SnapshotError, match="unknown file"):
+        client.receive(patience(30), "an answer")
 
 
 def test_a_wait_ends_at_its_deadline(ends: tuple[Channel, Channel]) -> None:
