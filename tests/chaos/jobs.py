@@ -110,6 +110,8 @@ class JobSpec:
             DistkerasError: If the job failed.
         """
         from distkeras.ps.checkpoint.checkpointer import Checkpoint
+        from distkeras.training.stream import query_folder
+        from distkeras.training.stream_halves import query_state
 
         rows, place = self.frame(spark), Checkpoint(self.checkpoint(checkpoint), every=25)
         if not self.micro_batches:
@@ -123,17 +125,19 @@ class JobSpec:
             training.stop(_STOP)
             raise
         model: keras.Model = training.model()
-        self._require_last_version(versions, model)
+        # If a driver dies while Spark plans a micro-batch, Spark adds its rows to the next one, and there is one fewer.
+        self._require_last_version(versions, model, query_state(spark, query_folder(spark, place)).done)
         return model
 
-    def _require_last_version(self, uri: str, model: keras.Model) -> None:
-        """Raise LedgerError unless the last version is that of the last micro-batch, with the weights of ``model``."""
+    @staticmethod
+    def _require_last_version(uri: str, model: keras.Model, due: int) -> None:
+        """Raise LedgerError unless the last version is that of micro-batch ``due``, with the weights of ``model``."""
         from distkeras.keras_model.published_rows import published_rows
         from distkeras.ps.checkpoint.versions import VersionFolder
         from distkeras.ps.errors import LedgerError
 
         folder = VersionFolder(uri)
-        version, due = folder.latest(), self.micro_batches - 1
+        version = folder.latest()
         center, _ = folder.load(version, folder.model()[1])
         rows = folder.rows_of(version)
         saved = published_rows(uri, rows, _TABLE) if rows else None
