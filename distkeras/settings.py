@@ -53,6 +53,7 @@ _OPERATIONAL = {
     "decode",
     "resources",
     "shared_memory",
+    "shards",
 }
 
 
@@ -84,6 +85,9 @@ class Network:
             number: the number of groups, in the order of the workers. A group advances together, and its commit has
             the staleness of its stalest worker. All workers must run at once when the job begins. For `downpour`,
             `agn`, `dynsgd`, `delay_adaptive` and `adag` (Algorithm 12). Default: each worker sends its own commits.
+        shards: number of processes, next to the driver, among which the elements of the model are divided, for models
+            that are too large for one process or for its share of the network. The numbers are the same as with one.
+            Not with relays, `daso`, `measure_gap` or `server="cluster"`. Default: 1, one server has all elements.
     """
 
     server: str = "driver"
@@ -94,6 +98,7 @@ class Network:
     overlap: bool = WorkerSettings.overlap
     shared_memory: bool = WorkerSettings.shared_memory
     relays: int | str | None = ServerSettings.relays
+    shards: int = ServerSettings.shards
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ only from those above it::
     settings     the options of server and workers: one field each, checked where it is built
     worker       the loop that every worker runs, and what drives it
     server       sockets and threads around the center
+    shards       a center that is divided among several servers
     simulation   the same worker loop and center under a virtual clock
 """
 

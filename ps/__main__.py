@@ -28,6 +28,8 @@ from distkeras.ps.server.process import DriverLink, StartRequest, key_from_text,
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start_report import StartReport, report_to_json
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.shards.processes import accompany, build
+from distkeras.ps.shards.shard_server import ShardDispatcher
 from distkeras.ps.transport.client import Certificate, make_certificate
 from distkeras.ps.world.processes import POLL_SECONDS
 
@@ -136,12 +138,16 @@ def _serve(arguments: argparse.Namespace) -> int:
             lambda: _checked(request_from(arguments)),
             _send_report,
             lambda server: _until_interrupted(arguments.lifetime, server),
+            build=build,
+            accompany=accompany,
         )
     return serve(
         lambda: _request_of(link),
         _send_report,
         lambda server: _until_over(link, server),
         require_driver=link.require_driver,
+        build=build,
+        accompany=accompany,
     )
 
 
@@ -159,7 +165,8 @@ def _request_of(link: DriverLink) -> StartRequest:
 
 def _until_over(link: DriverLink, server: ParameterServer) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, and still needs the center
-    signal.signal(signal.SIGTERM, _end)
+    # A shard ends with its sequencer, whose last snapshot needs it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if isinstance(server.dispatcher, ShardDispatcher) else _end)
     link.wait_until_over(lambda: server.corrupt)
     signal.alarm(_END_SECONDS)  # its default action ends the process even if a thread hangs
     return int(server.corrupt)

@@ -50,6 +50,7 @@ class ServerSettings:
         relays: "host": the workers of each host are a group, whose movements one of them, the relay, sends as one
             commit; a number: the number of groups, in the order of the workers. None: each worker commits alone.
         lends: workers that have no work left train mini-batches of others.
+        shards: servers among which the elements of the center are divided; 1: one server has all of them.
     """
 
     rule: Rule
@@ -66,6 +67,7 @@ class ServerSettings:
     tables: tuple[TableShape, ...] = ()
     relays: int | str | None = None
     lends: bool = flag(False)
+    shards: int = count(1)
 
     def __post_init__(self) -> None:
         _require_kinds(self)
@@ -81,6 +83,9 @@ class ServerSettings:
         if self.relays is not None:
             _require_relays(self.rule.for_workers(self.workers), self.relays)
             refuse("relays", self)
+        if self.shards > 1:
+            _require_shards(self.rule)
+            refuse("shards", self)
 
     def check_store(self) -> None:
         """Check that the server can keep its files, if it has a checkpoint: see `SavePlace.check`."""
@@ -98,9 +103,13 @@ class ServerSettings:
         incarnation: int,
         world: World = REAL,
         tables: Sequence[Table] | None = None,
+        make: Callable[..., Center] = Center,
     ) -> Center:
-        """Return a center with initial parameters (float32) and moving statistics; ``tables`` None: rows are zero."""
-        return Center(
+        """Return a center with initial parameters (float32) and moving statistics; ``tables`` None: rows are zero.
+
+        ``make``: the center's class, or a function with the same arguments.
+        """
+        return make(
             self.rule,
             vector,
             workers=self.workers,
@@ -140,6 +149,7 @@ class WorkerSettings:
         shared_memory: exchange vectors with a server on the same host through shared memory, if possible.
         relays: see `ServerSettings`.
         lends: see `ServerSettings`.
+        shards: see `ServerSettings`.
         deadlines: of every wait.
     """
 
@@ -152,6 +162,7 @@ class WorkerSettings:
     shared_memory: bool = flag(True)
     relays: int | str | None = None
     lends: bool = flag(False)
+    shards: int = count(1)
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
@@ -198,6 +209,14 @@ def _require_relays(rule: Rule, relays: Any) -> None:
         raise ConfigurationError(
             "`window` must be a number or None with `relays`: its exchanges are waits for "
             f"the group's slowest worker. Received: window={rule.window!r}"
+        )
+
+
+def _require_shards(rule: Rule) -> None:
+    """Raise a ConfigurationError unless the center of a job under ``rule`` may be divided among shards."""
+    if rule.traits.peers:
+        raise ConfigurationError(
+            f"`shards` must be 1 under rule {rule.name!r}: its workers exchange with each other. Received: more shards"
         )
 
 

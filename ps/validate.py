@@ -169,6 +169,11 @@ EXCLUSIONS = {
         Exclusion("relays", (None,), "relays add up whole vectors"),
         Exclusion("frozen_weights", (None,), "the model is sent without these weights"),
     ),
+    "shards": (
+        Exclusion("measure_gap", (False,), "a gap is of whole vectors"),
+        Exclusion("relays", (None,), "relays send whole vectors to one server"),
+        Exclusion("server", ("driver",), "shards are processes next to the driver"),
+    ),
     "a stream": (
         Exclusion("partitioned_already", (False,), "its micro-batches are spread over the workers"),
         Exclusion("server", ("driver",), "the driver receives its micro-batches"),

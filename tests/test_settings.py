@@ -70,6 +70,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "helpers": (-1, None, True, 1.5),
     "shared_memory": (None, *NO_SWITCH),
     "relays": ("hosts", "", 0, True, 1.5),
+    "shards": (0, None, True, 1.5, "2"),
     "progress": NO_SWITCH,
     "network": (1, "cluster", {"tls": True}, Monitoring()),
     "executors": (1, {"threads": 2}, Network()),

@@ -32,7 +32,7 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.events import Events
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import Ack, Status
+from distkeras.ps.protocol.messages import Status
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings
@@ -277,7 +277,7 @@ class Publication:
         driver.publish_rows(self._tables)
         for number, table, saved in self._trained_rows():
             driver.publish_touched(number, table, load_rows(saved, table))
-        driver.request(self._message, Ack)
+        driver.send_publication(self._message)
 
     def server_task(self) -> ServerTask:
         """Return the server as a task in the cluster, with a fresh random key."""

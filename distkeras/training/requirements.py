@@ -164,6 +164,8 @@ def require_together(server: ServerSettings, training: TrainSettings, *, stream:
                 f"`relays` must be at most `num_workers`, {server.workers}. Received: relays={server.relays}"
             )
         refuse("relays", server, training, stream=stream)
+    if server.shards > 1:
+        refuse("shards", server, training, stream=stream)
     server.rule.require_job(server.workers, training.num_epoch)
     if server.rule.traits.peers:
         refuse("a rule whose workers exchange", server, training, stream=stream)

@@ -11,6 +11,7 @@ from distkeras.ps.errors import DistkerasError, ServerLostError
 from distkeras.ps.events import Events
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.start_report import ResumePoint
+from distkeras.ps.shards.spread_driver import SpreadDriverClient
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
@@ -95,7 +96,9 @@ class Supervisor:
         return self._process.resumed
 
     def connect(self) -> DriverClient:
-        return DriverClient(self._process.address, self._process.settings.deadlines, self._world, met=True)
+        settings = self._process.settings
+        kind = DriverClient if settings.shards == 1 else SpreadDriverClient
+        return kind(self._process.address, settings.deadlines, self._world, met=True)
 
     def alive(self) -> bool:
         return self._process.alive()

@@ -42,6 +42,7 @@ from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.base import AUTO, CALL_STEPS_MAX
 from distkeras.ps.rules.daso import Daso
 from distkeras.ps.settings import WorkerSettings
+from distkeras.ps.shards.spread_client import SpreadWorkerClient
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.members import MemberLinks
 from distkeras.ps.transport.relay_group import RelayGroup
@@ -179,7 +180,8 @@ class TaskAttempt:
     def _client_for(self, lease: int, connection: int = 0, group: RelayGroup | None = None) -> WorkerClient:
         """Return the client for a lease, that of the partition or of a loan, after its latest ``connection``."""
         task, settings = self._task, self._task.settings
-        return WorkerClient(
+        kind = WorkerClient if settings.shards == 1 else SpreadWorkerClient
+        return kind(
             task.address,
             worker=lease,
             attempt=self._attempt,

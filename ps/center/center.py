@@ -97,7 +97,11 @@ class CheckedArithmetic:
 
 
 class Released(NamedTuple):
-    """The content of a reply to a worker. The caller that sends it drops ``buffer`` once the bytes are sent."""
+    """The content of a reply to a worker. The caller that sends it drops ``buffer`` once the bytes are sent.
+
+    ``ticket`` is the number of the ticket at which shards have their slices; 0: the center is not divided. ``moved``:
+    the row numbers of ``rows``, for a driver.
+    """
 
     buffer: Buffer
     clock: int
@@ -107,6 +111,8 @@ class Released(NamedTuple):
     window: int = 0
     rows: tuple[Vector, ...] = ()
     end: Position | None = None
+    ticket: int = 0
+    moved: tuple[Ids, ...] = ()
 
 
 class Center:
@@ -455,8 +461,8 @@ class Center:
         sent = lease.sent.array if self.traits.keeps_sent and lease.sent else center
         vectors = out, center, payload, self.model, lease.vectors, sent
         if self._reduces:
-            total = math.fsum(self.rule.partial(chunk, scalars) for chunk in self._chunks.over(*vectors, block=BLOCK))
-            scalars = self.rule.reduced(scalars, total)
+            partials = [self.rule.partial(chunk, scalars) for chunk in self._chunks.over(*vectors, block=BLOCK)]
+            scalars = self.rule.reduced(scalars, self._total(partials))
         scale: float | None = None
         for chunk in self._chunks.over(*vectors):
             share = self.rule.apply(chunk, scalars)
@@ -474,6 +480,10 @@ class Center:
         for extra in parts[1:]:
             extra.drop()
         return scale
+
+    def _total(self, partials: Sequence[float]) -> float:
+        """Return the sum of all blocks' shares, which `math.fsum` rounds once, in any order of them."""
+        return math.fsum(partials)
 
     def _apply_rows(self, commit: Commit, scalars: Scalars, scale: float, seconds: float) -> float:
         """Apply the rows of ``commit``, at ``seconds`` since the epoch.
@@ -603,7 +613,20 @@ class Center:
     def inspect(self, moved: Sequence[Ids] = ()) -> Released:
         """Return the center, and the rows ``moved`` of each table if given, without any change to a lease."""
         rows = tuple([table.gather(ids) for table, ids in zip(self.tables, moved, strict=True)]) if moved else ()
-        return Released(self.current.hold(), self.clock, 0, self.rate(self.clock), self.moving_statistics, rows=rows)
+        rate, moved = self.rate(self.clock), tuple(moved)
+        return Released(self.current.hold(), self.clock, 0, rate, self.moving_statistics, rows=rows, moved=moved)
+
+    def begin_changes(self, since: int) -> bool:
+        """Note that a driver reads the changes since clock ``since``; return whether the `living` tables know them."""
+        self.edits += 1  # else a server that ends now, and starts again, would not know the changes
+        return all([table.begin_changes(since, self.clock) for table in self.living])
+
+    def remove_rows(self, number: int, ids: Ids) -> None:
+        """Remove rows, ascending and in range, of table ``number``, which is one of the `living` ones."""
+        table = self.tables[number]
+        assert isinstance(table, LivingTable), "only a table whose touches are counted can lose rows"
+        table.remove(ids, self.clock + 1)
+        self.edits += 1
 
 
 def require_rows(rule: Rule, tables: int) -> None:

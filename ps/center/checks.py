@@ -84,14 +84,19 @@ def not_finite(
     parts: Sequence[np.ndarray],
     layouts: Sequence[Layout] = (),
     shapes: Sequence[TableShape] = (),
+    offset: int = 0,
 ) -> NonFiniteError | None:
-    """Return an error that names the first NaN or infinity of ``commit``, and its array; None: there is none."""
+    """Return an error that names the first NaN or infinity of ``commit``, and its array; None: there is none.
+
+    ``offset`` is the place in the center of the first element of ``parts``.
+    """
     for part in (*parts, commit.moving_statistics):
         if not all_finite(part):
-            bad = np.flatnonzero(~np.isfinite(part))
-            where = f"element {bad[0]}"
+            bad, of_statistics = np.flatnonzero(~np.isfinite(part)), part is commit.moving_statistics
+            place = int(bad[0]) + (0 if of_statistics else offset)
+            where = f"element {place}"
             if layouts:
-                where = f"{layouts[part is commit.moving_statistics].locate(int(bad[0]))} ({where})"
+                where = f"{layouts[of_statistics].locate(place)} ({where})"
             return NonFiniteError(
                 f"a commit holds {part[bad[0]]} in {where} ({bad.size} such elements), from mini-batches "
                 f"{commit.first}-{commit.last} of epoch {commit.epoch}. Lower the learning rate or clip gradients",

@@ -214,7 +214,7 @@ class LivingTable(PartialTable):
 
     def state(self) -> dict[str, Any]:
         """Return what a snapshot has apart from the rows and their marks, JSON-ready."""
-        counts = {name: getattr(self, name) for name in _COUNTS}
+        counts = {name: getattr(self, name) for name in COUNTS}
         moments = {"since": self._since, "read_at": self._read_at}
         return {"alive_from": self.alive_from, "times": list(self._times.points), **counts, **moments}
 
@@ -222,14 +222,15 @@ class LivingTable(PartialTable):
         """Take over `state`."""
         self.alive_from = saved["alive_from"]
         self._times.points = [(seconds, clock) for seconds, clock in saved["times"]]
-        for name in _COUNTS:
+        for name in COUNTS:
             setattr(self, name, saved[name])
         self._since, self._read_at = (
             None if saved[name] is None else Moment(*saved[name]) for name in ("since", "read_at")
         )
 
 
-_COUNTS = ("admitted", "expired", "removed")
+#: What a table counts, as attributes and in `LivingTable.state`.
+COUNTS = ("admitted", "expired", "removed")
 
 
 def make_table(shape: TableShape) -> Table:

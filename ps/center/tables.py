@@ -159,7 +159,7 @@ class Table:
             self.changes.note(rows, gathered)
             put_rows(self.array, rows, payload.reshape(-1, width))
         if self._moved_at.size:
-            self._moved_at[ids] = clock
+            self._moved_at[places] = clock
         return scale
 
     def gather(self, ids: Ids, out: Vector | None = None) -> Vector:
@@ -169,8 +169,11 @@ class Table:
         return out
 
     def restore(self, rows: np.ndarray, ids: Ids) -> None:
-        """Take over the rows of a snapshot into a new table; ``ids`` are `ids_of` all of them in a `PartialTable`."""
-        self.array = rows
+        """Take over the rows of a snapshot into a new table; ``ids`` are `ids_of` all of them, empty for None."""
+        if ids.size:
+            self.array[self._places(ids)] = rows
+        else:
+            self.array = rows
 
     def present(self, places: slice) -> tuple[Ids | None, np.ndarray]:
         """Return copies of the rows of `array` at ``places`` that a driver is sent, and their `ids_of`."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.commit_log import BLOCK_COMMITS, COMMIT, LogRows, joined
 from distkeras.ps.center.leases import KeptState
+from distkeras.ps.checkpoint.parts import PartFile
 from distkeras.ps.checkpoint.snapshots import LogFiles, Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.checkpoint.store import SavePlace
@@ -126,6 +128,16 @@ class StartMode:
     epochs: int | None = None
 
 
+class SavedParts(Protocol):
+    """Lets the shards of a center save their elements."""
+
+    def begin(self) -> int:
+        """Begin to save the present elements; the caller holds the lock. Return a number for `files`."""
+
+    def files(self, marker: int) -> Sequence[PartFile]:
+        """Return the files once all shards have written them; raise a SnapshotError if one cannot."""
+
+
 class Checkpointer:
     """Saves one center, in a separate thread between `start` and `close`.
 
@@ -133,6 +145,7 @@ class Checkpointer:
         changed: guards the center, and is notified of each snapshot.
         saved: the snapshot that the center was restored from; None: it is new.
         fail: called with the error when another server owns the directory; ends the job.
+        parts: saves the vectors, if the center is divided among shards.
     """
 
     def __init__(
@@ -144,9 +157,10 @@ class Checkpointer:
         saved: Saved | None = None,
         world: World = REAL,
         fail: Callable[[DistkerasError], None] = lambda error: None,
+        parts: SavedParts | None = None,
     ) -> None:
         self._checkpoint = checkpoint
-        self._fail = fail
+        self._fail, self._parts = fail, parts
         self._directory = directory
         self._center, self._changed, self._world = center, changed, world
         self._log_files = LogFiles() if saved is None else saved.log_files
@@ -273,13 +287,15 @@ class Checkpointer:
                     if self._table_files is not None:
                         self._table_files.begin()
                     state, durable, taken = capture(center), _sequences(center), self._world.monotonic()
+                    marker = 0 if self._parts is None else self._parts.begin()
                     break
             self._log_files = self._directory.save_log(rows, self._log_files)
         try:
             self._log_files = self._directory.save_log(rows, self._log_files)
             files = self._optimizer_files.save(state.optimizers, now=closing)
             rows_saved = () if self._table_files is None else self._table_files.save()
-            self._directory.save(state, self._log_files, files, rows_saved)
+            parts = () if self._parts is None else self._parts.files(marker)
+            self._directory.save(state, self._log_files, files, rows_saved, parts)
         finally:
             state.drop()
             if self._table_files is not None:

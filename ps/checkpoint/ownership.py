@@ -36,7 +36,7 @@ from distkeras.ps.transport.client import Address
 from distkeras.ps.world.world import REAL, World
 
 _NAME = re.compile(
-    r"(owner|server|snapshot|log|optimizer|table)-(\d{6,18})-([0-9a-f]{8})(?:[.]([1-9]\d{0,8}))?(?:-(\d{6,18})-(\d{12,18}))?"
+    r"(owner|server|snapshot|log|optimizer|table|part)-(\d{6,18})-([0-9a-f]{8})(?:[.]([1-9]\d{0,8}))?(?:-(\d{6,18})-(\d{12,18}))?"
 )
 
 
@@ -69,11 +69,11 @@ class Name:
     """A file's name.
 
     Args:
-        kind: "owner", "server", "snapshot", "log", "optimizer" or "table".
+        kind: "owner", "server", "snapshot", "log", "optimizer", "table" or "part".
         claim: the claim of its writer, the only server that writes this file.
         serial: rises with each file of a claim; -1 for the kinds "owner" and "server".
         number: clock of a snapshot, number of commits before those of a log file, partition of an optimizer's state,
-            number of a table; -1 for the other kinds.
+            number of a table or shard; -1 for the other kinds.
     """
 
     kind: str
@@ -120,6 +120,13 @@ class Ownership:
         self._provisional: tuple[Claim, float] | None = None
         #: Whether the directory was lost to a server that was started for the same job.
         self.lost_to_own_job = False
+
+    def adopt(self, claim: str) -> None:
+        """Write under the ``claim`` of another process, which this one belongs to."""
+        owner = parsed(f"owner-{claim}")
+        if owner is None:
+            raise LocalProtocolError(f"`claim` must be that of a checkpoint's owner. Received: {claim!r}")
+        self._claim = owner.claim
 
     @property
     def claim(self) -> Claim:

@@ -22,6 +22,8 @@ from distkeras.ps.center.commit_log import COMMIT, CommitLog, LogRows
 from distkeras.ps.center.leases import KeptState
 from distkeras.ps.center.tables import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
+from distkeras.ps.checkpoint.parts import PartFile, SavedSlice, Share, joined_parts, part_of, vectors_of, with_vectors
+from distkeras.ps.checkpoint.row_files import RowFile, RowFiles, chosen_rows, every_row, joined_living
 from distkeras.ps.checkpoint.state import State, restore
 from distkeras.ps.checkpoint.store import (
     FIRST,
@@ -36,12 +38,12 @@ from distkeras.ps.checkpoint.store import (
 from distkeras.ps.errors import ConfigurationError, DistkerasError, OwnershipLostError, SnapshotError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.loop import OptimizerState
-from distkeras.ps.protocol.tables import NO_IDS, Ids
+from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
 #: The kinds of files that snapshots name, and that are removed with the last snapshot that names them.
-_NEEDED = ("log", "optimizer", "table")
+_NEEDED = ("log", "optimizer", "table", "part")
 NO_FILES: Mapping[int, str] = MappingProxyType({})
 
 
@@ -106,18 +108,6 @@ class LogFiles:
         return LogFiles((*self.files[: len(self.files) - replaced], file))
 
 
-@dataclass(frozen=True)
-class RowFile:
-    """One file with rows of a table, ``whole``: all rows of that range; ``size`` is in bytes, with the row numbers."""
-
-    name: str
-    table: int
-    start: int
-    stop: int
-    whole: bool
-    size: int
-
-
 log = logging.getLogger(__name__)
 
 #: Seconds for which a claim is retried: for a driver that may resume a job, and for a server that is restarted.
@@ -141,6 +131,8 @@ class Saved:
     optimizer_files: Mapping[int, str] = field(default_factory=dict)
     #: The files with the rows of the tables, in the order in which they are read.
     row_files: tuple[RowFile, ...] = ()
+    #: The files with the elements of a center that was divided among shards, in their order; none: it was not divided.
+    parts: tuple[PartFile, ...] = ()
 
 
 class _Newest(NamedTuple):
@@ -151,6 +143,7 @@ class _Newest(NamedTuple):
     arrays: dict[str, np.ndarray]
     row_files: tuple[RowFile, ...]
     tables: tuple[Rows, ...]
+    parts: tuple[PartFile, ...]
 
 
 class SnapshotDirectory:
@@ -161,6 +154,8 @@ class SnapshotDirectory:
         job: JSON-ready values that a job which resumes must share.
         token: of the job, 8 hexadecimal digits.
         record_activity: called after each list and each piece that was read to restore, and between retries.
+        whole: read the rows, and the vectors of a center that was divided, too; else these files are only checked, one
+            by one.
     """
 
     def __init__(
@@ -170,12 +165,15 @@ class SnapshotDirectory:
         token: str = _NO_TOKEN,
         world: World = REAL,
         record_activity: Callable[[], object] = lambda: None,
+        *,
+        whole: bool = True,
     ) -> None:
         self._job = dict(job or {})
+        self._whole = whole
         self._world, self._record_activity = world, record_activity
         self._store = Store(uri, world, record_activity)
         self._ownership = Ownership(self._store, token, world)
-        self._serial = 0
+        self._serial, self._step = 0, 1
         self._strays: set[str] = set()
         #: The other files that each snapshot needs, for the snapshots that were read or written.
         self._needs: dict[Name, frozenset[str]] = {}
@@ -257,6 +255,14 @@ class SnapshotDirectory:
         """Return whether another job's claim states that it has taken the directory from this job."""
         return self._ownership.is_superseded(self._listed())
 
+    def adopt(self, claim: str, shard: int, shards: int) -> None:
+        """Write, as one of ``shards`` shards, under the ``claim`` of their sequencer.
+
+        No file of two shards has the same name; those of the sequencer are of other kinds.
+        """
+        self._ownership.adopt(claim)
+        self._serial, self._step = shard, shards
+
     def announce(self, place: Mapping[str, Any]) -> None:
         """Write the address of this server, JSON-ready; `ownership.find` reads it."""
         store = Store(self._store.uri, self._world)  # `self._store` belongs to the checkpointer's thread
@@ -308,23 +314,34 @@ class SnapshotDirectory:
         self._store.save(name, {}, arrays)
         return RowFile(name, table, start, stop, ids is None, sum(array.nbytes for array in arrays.values()))
 
+    def save_part(self, shard: int, state: State, shapes: Sequence[Sequence[int]], files: Sequence[RowFile]) -> str:
+        """Write the vectors of a shard's ``state``, and what its row ``files`` contain; return the file's name."""
+        name, living = self._name("part", shard), state.header.get("living", ())
+        header = {"tables": shapes, "living": living, "row_files": [asdict(file) for file in files]}
+        self._store.save(name, header, vectors_of(state))
+        return name
+
     def load_rows(self, file: RowFile) -> Rows:
         """Return the row numbers and rows of a partial file; raise a DamagedError if it is damaged or missing."""
         _, arrays = self._read(file.name)
         return arrays["ids"], arrays["rows"]
 
-    def _load_tables(self, shapes: list[list[int]], files: Sequence[RowFile]) -> tuple[Rows, ...]:
-        """Return the row numbers (empty unless it is a partial table) and the rows of each table."""
-        tables = [np.zeros(shape, np.float32) for shape in shapes]
-        touched: dict[int, Ids] = {}
-        for file in files:
-            _, arrays = self._read(file.name)
-            places = slice(file.start, file.stop) if file.whole else arrays["ids"]
-            tables[file.table] = tables[file.table].astype(arrays["rows"].dtype, copy=False)  # marks are integers
-            tables[file.table][places] = arrays["rows"]
-            if "of" in arrays:
-                touched.setdefault(file.table, np.zeros(shapes[file.table][0], np.int64))[places] = arrays["of"]
-        return tuple((touched.get(number, NO_IDS), rows) for number, rows in enumerate(tables))
+    def _load_tables(self, several: Sequence[RowFiles], *, joined: bool) -> tuple[Rows, ...]:
+        """Return the tables of one server, or the rows of all shards ``joined``; or only check the files."""
+        if not self._whole:
+            for saved in several:
+                for file in saved.files:
+                    self._read(file.name)
+            return ()
+        return chosen_rows(several, self._arrays, every_row) if joined else several[0].tables(self._arrays)
+
+    def _row_files(
+        self, header: Mapping[str, Any], parts: Sequence[PartFile], read: Callable[[str], Mapping[str, Any]]
+    ) -> list[RowFiles]:
+        """Return what the server, or each shard, of a snapshot has saved of its tables; ``read`` returns a header."""
+        if not parts:
+            return [RowFiles.of(header["state"], header.get("row_files", ()))]
+        return [RowFiles.of(own, own.get("row_files", ())) for own in (read(part.name) for part in parts)]
 
     def _require_first(self, names: list[Name]) -> None:
         """Raise an OwnershipLostError if another attempt of this job has claimed the directory."""
@@ -371,8 +388,13 @@ class SnapshotDirectory:
             try:
                 header, arrays = self._read(str(name))
                 require_same_job(self._job, header["job"], self._store.uri)
-                files = tuple(RowFile(**values) for values in header.get("row_files", ()))
-                return _Newest(name, header, arrays, files, self._load_tables(header["state"].get("tables", []), files))
+                parts = tuple(part_of(values) for values in header.get("parts", ()))
+                several = self._row_files(header, parts, lambda name: self._read(name)[0])
+                if parts and self._whole:
+                    arrays |= joined_parts(parts, lambda part: self._arrays(part.name))
+                    header["state"] |= {"living": joined_living(several)}
+                tables = self._load_tables(several, joined=bool(parts))
+                return _Newest(name, header, arrays, () if parts else several[0].files, tables, parts)
             except DamagedError as error:
                 report(log, "snapshot", "a damaged snapshot is skipped: %s", error)
                 damage = error
@@ -383,10 +405,28 @@ class SnapshotDirectory:
             ) from damage
         return None
 
+    def slice_of(self, name: str, share: Share) -> SavedSlice:
+        """Return the ``share`` of a shard in snapshot ``name``."""
+        header, arrays = self._read(name)
+        parts = [part_of(values) for values in header.get("parts", ())]
+        size = max(part.stop for part in parts) if parts else arrays["center"].size
+        stretch, several = share.cut(size), self._row_files(header, parts, self._header)
+        if parts:
+            arrays |= joined_parts(parts, lambda part: self._arrays(part.name), stretch)
+        else:
+            arrays = dict(with_vectors(State({}, arrays), lambda vector: vector[stretch]).arrays)
+        if len(parts) == share.shards:
+            own = several[share.shard]
+            tables, files, living = own.tables(self._arrays), own.files, own.living
+        else:
+            tables, files = chosen_rows(several, self._arrays, share.owns), ()
+            living = joined_living(several, counted=share.shard == 0)
+        return SavedSlice(State(header["state"] | {"living": living}, arrays, tables=tables), size, files)
+
     def _with_log(self, newest: _Newest | None) -> Saved | None:
         if newest is None:
             return None
-        name, header, arrays, row_files, tables = newest
+        name, header, arrays, row_files, tables, parts = newest
         commit_log, files = CommitLog(), LogFiles()
         for file in (LogFile(**values) for values in header["log_files"]):
             try:
@@ -401,11 +441,18 @@ class SnapshotDirectory:
         state = State(header["state"], arrays, header["metrics"], header["log_totals"], tables=tables)
         commit_log.restore_totals(state.log_totals)
         optimizers = {int(worker): file for worker, file in header.get("optimizer_files", {}).items()}
-        self._needs[name] = _names_needed(files, optimizers, row_files)
-        return Saved(str(name), state, commit_log, files, optimizers, row_files)
+        self._needs[name] = _names_needed(files, optimizers, row_files, parts)
+        return Saved(str(name), state, commit_log, files, optimizers, row_files, parts)
 
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return self._retry_unreachable(lambda: self._store.load(name))
+
+    def _header(self, name: str) -> dict[str, Any]:
+        """Return the header of a file whose checksum the sequencer has verified."""
+        return self._retry_unreachable(lambda: self._store.header(name))
+
+    def _arrays(self, name: str) -> dict[str, np.ndarray]:
+        return self._read(name)[1]
 
     def _retry_unreachable(self, call: Callable[[], _T], patience: float = PATIENCE) -> _T:
         return retried(call, patience, world=self._world, record_activity=self._record_activity)
@@ -434,6 +481,7 @@ class SnapshotDirectory:
         files: LogFiles,
         optimizer_files: Mapping[int, str] = NO_FILES,
         row_files: Sequence[RowFile] = (),
+        parts: Sequence[PartFile] = (),
     ) -> None:
         """Write a snapshot that needs these files; it is valid once `require_kept` has succeeded."""
         header = {
@@ -446,9 +494,11 @@ class SnapshotDirectory:
         }
         if row_files:
             header["row_files"] = [asdict(file) for file in row_files]
+        if parts:
+            header["parts"] = [asdict(part) for part in parts]
         name = self._name("snapshot", state.header["clock"])
         self._store.save(name, header, state.arrays)
-        self._needs[_name_of(name)] = _names_needed(files, optimizer_files, row_files)
+        self._needs[_name_of(name)] = _names_needed(files, optimizer_files, row_files, parts)
 
     def require_owned(self) -> list[Name]:
         """Return all files of the directory, if this server still owns it, so that its writes are valid."""
@@ -480,7 +530,7 @@ class SnapshotDirectory:
         self._store.delete(map(str, doomed))
 
     def _name(self, kind: str, number: int) -> str:
-        self._serial += 1
+        self._serial += self._step
         return str(Name(kind, self._ownership.claim, self._serial, number))
 
     def _names(self) -> list[Name]:
@@ -498,8 +548,11 @@ def _snapshots(names: list[Name]) -> list[Name]:
     return sorted((name for name in names if name.kind == "snapshot"), key=lambda name: name.age)
 
 
-def _names_needed(files: LogFiles, optimizers: Mapping[int, str], rows: Sequence[RowFile]) -> frozenset[str]:
-    return frozenset((*files.names, *optimizers.values(), *(file.name for file in rows)))
+def _names_needed(
+    files: LogFiles, optimizers: Mapping[int, str], rows: Sequence[RowFile], parts: Sequence[PartFile]
+) -> frozenset[str]:
+    of_parts = (name for part in parts for name in (part.name, *part.rows))
+    return frozenset((*files.names, *optimizers.values(), *(file.name for file in rows), *of_parts))
 
 
 def _name_of(text: str) -> Name:

@@ -102,7 +102,7 @@ def capture(center: Center) -> State:
         "round": {name: getattr(current, name) for name in _KEPT_OF_ROUND},
         "progress": {str(worker): number for worker, number in center.scheduler.progress().items()},
     }
-    if center.tables:
+    if center.saved_tables:
         header["tables"] = _shapes(center)
         header["living"] = [table.state() for table in center.living]
     if center.micro_batch is not None:
@@ -211,7 +211,8 @@ def _restore_tables(center: Center, state: State) -> None:
 
 
 def _shapes(center: Center) -> list[list[int]]:
-    return [[table.count, table.shape.width] for table in center.saved_tables]
+    tables = center.saved_tables
+    return [[table.count if table.shape.partial else table.shape.rows, table.shape.width] for table in tables]
 
 
 def sum_of_rows(state: State) -> int | None:

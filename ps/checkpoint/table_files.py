@@ -14,7 +14,8 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.tables import Rows, Table
-from distkeras.ps.checkpoint.snapshots import RowFile, SnapshotDirectory
+from distkeras.ps.checkpoint.row_files import RowFile
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.checkpoint.store import DamagedError
 from distkeras.ps.events import report
 from distkeras.ps.protocol.tables import Ids
@@ -77,16 +78,23 @@ class TableFiles:
         with self._changed:
             self._end()
 
-    def merge(self) -> None:
-        """Read many small files and merge them into one; the next snapshot names it instead of them."""
+    def merge(self) -> bool:
+        """Read many small files and merge them into one; the next snapshot names it instead of them.
+
+        It may come between `begin` and `save`; then a False result, after which a damaged file is no longer named,
+        says that this snapshot would lack rows, and must end.
+        """
+        complete = True
         for number in range(len(self._tables)):
             files = due(self.files, number)
             contents = [self._load(file) for file in files]
+            complete = complete and all(rows is not None for rows in contents)
             if files and all(rows is not None for rows in contents):
                 ids, rows = merged(files, [content for content in contents if content is not None], self.files)
                 outgoing = self._outgoing(number)
                 outgoing.put(ids, rows)
                 self.files = replaced(self.files, files, outgoing.flush())
+        return complete
 
     def _load(self, file: RowFile) -> Rows | None:
         """Return the rows of a partial file; None if it is damaged, and then the next snapshot writes its rows."""

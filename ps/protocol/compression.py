@@ -99,6 +99,11 @@ class Codec(ABC):
                 self._decode(piece, out[stretch])
                 out[stretch] += known[stretch]
 
+    def span(self, stretch: slice) -> slice:
+        """Return the bytes of the elements ``stretch``, which begin and end with blocks."""
+        heads = [-(-end // BLOCK) * self._head for end in (stretch.start, stretch.stop)]
+        return slice(heads[0] + self._width * stretch.start, heads[1] + self._width * stretch.stop)
+
     def _blocks(self, data: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the elements of each block, as a slice, and its bytes in ``data``."""
         step = self._head + self._width * BLOCK

@@ -42,7 +42,6 @@ import numpy as np
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol.loop import NO_BYTES
 from distkeras.ps.protocol.messages import (
-    MESSAGES,
     Answer,
     CenterReply,
     Challenge,
@@ -54,6 +53,8 @@ from distkeras.ps.protocol.messages import (
     Proof,
     TableRows,
 )
+from distkeras.ps.protocol.registry import MESSAGES
+from distkeras.ps.protocol.shard_messages import SendPart
 from distkeras.ps.protocol.shared_slots import SLOTS_MAX, SharedSlots
 
 TAG_BYTES = 16
@@ -63,7 +64,7 @@ TAGGED_BYTES_MAX = 4096
 Octets = bytes | bytearray
 
 _NUMBER = struct.Struct(">Q")
-_VECTOR_MESSAGES = (Commit, CenterReply, KeepOptimizer, KeptOptimizer, TableRows, PeerVector)
+_VECTOR_MESSAGES = (Commit, SendPart, CenterReply, KeepOptimizer, KeptOptimizer, TableRows, PeerVector)
 #: The dtypes of histories and row numbers, which tags always cover.
 _NO_VECTOR = (np.dtype("<f8"), np.dtype("<i8"))
 

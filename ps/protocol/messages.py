@@ -650,18 +650,6 @@ class Fault(Message):
     traceback: str = ""
 
 
-#: Wire code = position. Append only, and raise `framing.VERSION` when a message changes.
-MESSAGES: tuple[type[Message], ...] = (
-    *(Challenge, Answer, Proof, Hello, Pull, Commit, Leave),  # from 0
-    *(Welcome, CenterReply, Ack, Publish, FetchModel, ModelFile, Observe),  # from 7
-    *(Status, Inspect, Drain, Records, Abort, Fault, Probe),  # from 14
-    *(Occupancy, Waiting, EndEarly, ListWorkers, WorkerTable, Heartbeat, Goodbye),  # from 21
-    *(KeepOptimizer, FetchOptimizer, KeptOptimizer, OptimizerTaken, PublishRows, RowsPublished, InspectRows),  # from 28
-    *(TableRows, BeginMicroBatch, MicroBatchBegun, Announce, Members, PeerVector, PeerLoss),  # from 35
-    *(SetValues, RemoveRows, BeginChanges, ChangesBegun),  # from 42
-    *(OfferRows, AskForWork, Loan, FetchBatches, SentBatch),  # from 46
-)
-
 #: A traceback longer than this is cut in the middle, to stay below a frame's bound.
 _LONGEST_TRACEBACK = 32 * 1024
 

@@ -141,7 +141,7 @@ _STEP, _FIRST, _SECOND = (np.uint64(number) for number in (0x9E3779B97F4A7C15, 0
 _PLACES = 1 << 10
 
 
-def _mixed(bits: np.ndarray) -> np.ndarray:
+def mixed(bits: np.ndarray) -> np.ndarray:
     """Apply the finalizer of SplitMix64 to uint64 ``bits``, in place, and return them."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         bits ^= bits >> np.uint64(shift)
@@ -161,9 +161,9 @@ def initial_rows(shape: TableShape, ids: Ids, width: int | None = None) -> np.nd
     width = shape.width if width is None else width
     if not shape.scale:
         return np.zeros((len(ids), width), np.float32)
-    seed = _mixed(np.array([shape.seed], np.uint64))
-    keys = _mixed(seed + _STEP * (np.asarray(ids).astype(np.uint64) + np.uint64(1)))
-    bits = _mixed(keys[:, None] + _STEP * np.arange(1, width + 1, dtype=np.uint64))
+    seed = mixed(np.array([shape.seed], np.uint64))
+    keys = mixed(seed + _STEP * (np.asarray(ids).astype(np.uint64) + np.uint64(1)))
+    bits = mixed(keys[:, None] + _STEP * np.arange(1, width + 1, dtype=np.uint64))
     fractions = (bits >> np.uint64(40)).astype(np.float32)
     fractions *= np.float32(2.0**-23)
     fractions -= np.float32(1)
@@ -255,7 +255,7 @@ class RowIndex:
             left, at = left[~won], self._next(at[~won])
 
     def _first(self, ids: Ids) -> np.ndarray:
-        hashed = _mixed(np.asarray(ids).astype(np.uint64))
+        hashed = mixed(np.asarray(ids).astype(np.uint64))
         return (hashed & np.uint64(len(self._ids) - 1)).astype(np.int64)
 
     def _next(self, at: np.ndarray) -> np.ndarray:

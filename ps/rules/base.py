@@ -321,6 +321,11 @@ class Rule(ABC):
         """Whether `apply` needs a sum over the whole vector first: `partial` and `reduced`."""
         return False
 
+    @property
+    def scales_elements(self) -> bool:
+        """Whether `apply` scales each element by a factor of its own, so that their mean is known from all elements."""
+        return False
+
     def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(Rule, method)
 

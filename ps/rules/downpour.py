@@ -338,6 +338,10 @@ class ADAG(Rule):
     def reduces(self) -> bool:
         return self.form.endswith("norm") and self.algorithm != 13
 
+    @property
+    def scales_elements(self) -> bool:
+        return not self.form.endswith("norm") and self.algorithm != 13
+
     def reason_against_encoding(self, *, coarse: bool) -> str | None:
         return READS_SENT
 

@@ -19,7 +19,7 @@ from distkeras.ps.center.checks import check_hello, check_shapes, check_wants, n
 from distkeras.ps.center.driver_values import set_values
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete, require_present
-from distkeras.ps.checkpoint.checkpointer import Checkpointer
+from distkeras.ps.checkpoint.checkpointer import Checkpointer, SavedParts
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
     DifferentJobError,
@@ -400,7 +400,8 @@ class Dispatcher:
             if not self._published:  # else the driver sends it again, because the reply was lost
                 center = self._publish(message.center, message.moving_statistics)
                 if message.names.size:
-                    self._layouts = decode(message.names.tobytes(), (center.size, center.moving_statistics.size))
+                    sizes = self._elements(center), center.moving_statistics.size
+                    self._layouts = decode(message.names.tobytes(), sizes)
                 self._model, self._published, self.limits = message.model, digest, self._limits_of(center)
                 self.changed.notify_all()
         return self._acknowledge()
@@ -409,9 +410,7 @@ class Dispatcher:
         """Make the center, unless it was restored, and begin to save it."""
         if self.center is None:
             self._rows.require_complete()
-            self.center = self._settings.make_center(
-                vector, moving_statistics, self._incarnation, self._world, self._rows.tables
-            )
+            self.center = self._make_center(vector, moving_statistics)
             self._checkpointer = self._make_checkpointer(self.center)
         sizes, expected = (vector.size, moving_statistics.size), (self.center.size, self.center.moving_statistics.size)
         if sizes != expected:
@@ -422,6 +421,14 @@ class Dispatcher:
         if self._checkpointer is not None:
             self._checkpointer.start()
         return self.center
+
+    def _elements(self, center: Center) -> int:
+        """Return the number of elements of the model."""
+        return center.size
+
+    def _make_center(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
+        tables = self._rows.tables
+        return self._settings.make_center(vector, moving_statistics, self._incarnation, self._world, tables)
 
     def _on_begin_micro_batch(self, peer: Peer, message: messages.BeginMicroBatch) -> Message:
         with self.changed:
@@ -472,7 +479,7 @@ class Dispatcher:
             center = self._require_center(peer)
             moved = rows_to_inspect(center.tables, message)
             released = center.inspect(moved)
-        return replace(self._reply_with_center(peer, center, released, whole=True), moved=moved)
+        return self._reply_with_center(peer, center, released, whole=True)
 
     def _on_change(self, peer: Peer, message: messages.SetValues | messages.RemoveRows) -> Message:
         with self.changed:
@@ -623,6 +630,7 @@ class Dispatcher:
             stopping=center.asks_workers_to_leave,
             window=released.window,
             rows=released.rows,
+            moved=released.moved,
             version=version,
             values=values,
             **_end_in_message(released.end),
@@ -632,8 +640,19 @@ class Dispatcher:
         if self._snapshots is None or self._settings.checkpoint is None:
             return None
         return Checkpointer(
-            self._settings.checkpoint, self._snapshots, center, self.changed, saved, self._world, fail=self._give_up
+            self._settings.checkpoint,
+            self._snapshots,
+            center,
+            self.changed,
+            saved,
+            self._world,
+            fail=self._give_up,
+            parts=self._make_parts(),
         )
+
+    def _make_parts(self) -> SavedParts | None:
+        """Return what saves the elements, if they are at shards."""
+        return None
 
     def _give_up(self, error: DistkerasError) -> None:
         """Stop because another server owns the directory; if it serves the same job, the workers move to it."""

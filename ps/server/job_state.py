@@ -31,10 +31,14 @@ from distkeras.ps.events import report
 from distkeras.ps.protocol.companions import Companion
 from distkeras.ps.protocol.compression import Codec, PeerFormat
 from distkeras.ps.protocol.messages import CenterReply, Commit, Fault, Hello, KeepOptimizer, Message
+from distkeras.ps.protocol.shard_messages import SendPart
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, row_elements
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.world.world import REAL, World
+
+#: The messages whose vectors are received into pooled memory.
+_COMMITS = (Commit, SendPart)
 
 
 class PeerVectors:
@@ -57,7 +61,7 @@ class PeerVectors:
 
     def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         """Return the memory for the next array of an arriving message."""
-        if kind is Commit and size:
+        if kind in _COMMITS and size:
             for pool in (self._center_pool, self._encoded_pool):
                 if pool is not None and pool.size == size and pool.dtype == dtype:
                     buffer = pool.take()
@@ -91,6 +95,10 @@ class PeerVectors:
                 buffer.array[...] = part
         self._received[: len(parts)] = [None] * len(parts)
         return parts
+
+    def keep_rest(self) -> None:
+        """Do not return the memory of the request's other arrays to the pools: they are used after the reply."""
+        self._received = []
 
     def slot_sizes(self, center: Center) -> SlotSizes:
         """Return the layout of the memory that both ends of this connection may share."""
@@ -262,6 +270,11 @@ class JobCondition:
             raise JobStoppedError("the job is over: its driver has closed the server")
         if self.closing:
             raise ServerLostError("the server is closing, and its job has not ended")
+
+    def require_readable(self) -> None:
+        """Raise as `require_running` does, unless the job has failed: the driver may still read the center then."""
+        if self.state is not ServerState.FAILED or self.corruption is not None:
+            self.require_running()
 
     def wait_while_running(self, condition: Callable[[], bool], timeout: float, hung_up: Callable[[], bool]) -> bool:
         """Wait for ``condition``, under the lock; return False if it is still false after ``timeout`` seconds.

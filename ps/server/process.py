@@ -5,6 +5,7 @@ A child shares no interpreter lock with its driver, and ends with it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -14,6 +15,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,9 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.events import Events, handle, record_from_json
 from distkeras.ps.protocol.framing import KEY_BYTES
-from distkeras.ps.server.server import ParameterServer
+from distkeras.ps.server.dispatcher import Dispatcher
+from distkeras.ps.server.server import Answering, ParameterServer
+from distkeras.ps.server.shard_role import ShardRole
 from distkeras.ps.server.start_report import (
     Loading,
     NotStarted,
@@ -65,6 +69,7 @@ class StartRequest:
         mode: the start mode, if an earlier server may have left snapshots.
         job: JSON-ready values that a job which resumes must share with the saved job.
         token: 8 hexadecimal digits that identify the job's claims to its checkpoint.
+        shard: the process is one of the shards of a server, and not the server itself.
     """
 
     settings: ServerSettings
@@ -73,6 +78,7 @@ class StartRequest:
     mode: StartMode = field(default_factory=StartMode)
     job: Mapping[str, Any] = field(default_factory=dict)
     token: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
+    shard: ShardRole | None = None
 
     def again(self, epoch: int, after: int, port: int | None = None) -> StartRequest:
         """Return the request for a server that replaces this one; a job's requests differ only in these values."""
@@ -94,6 +100,7 @@ class StartRequest:
                 "mode": dataclasses.asdict(self.mode),
                 "job": dict(self.job),
                 "token": self.token,
+                "shard": self.shard and dataclasses.asdict(self.shard),
             }
         )
 
@@ -108,7 +115,35 @@ class StartRequest:
             mode=StartMode(**values["mode"]),
             job=values["job"],
             token=values["token"],
+            shard=values["shard"] and ShardRole(**values["shard"]),
         )
+
+
+class ServerKind:
+    """How a server is made: one that has the whole center; a subclass makes one whose center is divided."""
+
+    #: Whether it reads the vectors of a center that was divided.
+    reads_parts = True
+
+    def make_center(self, settings: ServerSettings, saved: Saved, incarnation: int, world: World) -> Center:
+        """Return a center of the sizes of ``saved``."""
+        arrays = saved.state.arrays
+        return settings.make_center(arrays["center"], arrays["moving_statistics"], incarnation, world)
+
+    def make_dispatcher(
+        self,
+        settings: ServerSettings,
+        incarnation: int,
+        snapshots: SnapshotDirectory | None,
+        restored: tuple[Center, Saved] | None,
+        world: World,
+    ) -> Answering:
+        """Return what answers the server's requests."""
+        return Dispatcher(settings, incarnation=incarnation, snapshots=snapshots, restored=restored, world=world)
+
+    def bare(self, saved: Saved) -> Saved:
+        """Return ``saved`` with the vectors that this kind of server keeps."""
+        return saved
 
 
 def build_server(
@@ -118,12 +153,14 @@ def build_server(
     *,
     listener: Listener | None = None,
     attempt: int | None = None,
+    kind: ServerKind | None = None,
 ) -> tuple[ParameterServer, Started]:
     """Return a server with a bound port, and with a center if it restored one; it does not serve yet.
 
     ``listener`` is the port, if it is bound already: the claim to the checkpoint then names it.
     """
     settings, mode, incarnation, epoch = request.settings, request.mode, 1, 0
+    kind = kind or ServerKind()
     if mode.epoch:
         settings = dataclasses.replace(settings, deadlines=settings.deadlines.after_restart())
     snapshots: SnapshotDirectory | None = None
@@ -131,14 +168,14 @@ def build_server(
     resumed: ResumePoint | None = None
     if settings.checkpoint is not None:
         job = {"rule": rule_json(settings.rule), **request.job}
-        snapshots = SnapshotDirectory(settings.checkpoint.uri, job, request.token, world, record_activity)
+        uri, token = settings.checkpoint.uri, request.token
+        snapshots = SnapshotDirectory(uri, job, token, world, record_activity, whole=kind.reads_parts)
         place = None if listener is None else {"address": list(listener.address)}
         saved = snapshots.take_over(fresh=mode.fresh, epoch=mode.epoch, after=mode.after, attempt=attempt, place=place)
         epoch = snapshots.claim.epoch
         incarnation = max(snapshots.claim.incarnation, 0 if saved is None else 1 + saved.state.header["incarnation"])
         if saved is not None:
-            arrays = saved.state.arrays
-            center = settings.make_center(arrays["center"], arrays["moving_statistics"], incarnation, world)
+            center, saved = kind.make_center(settings, saved, incarnation, world), kind.bare(saved)
             own = snapshots.own(saved)
             exact = snapshots.restore(
                 center, saved, same_attempts=own or mode.same_attempts, epochs=None if own else mode.epochs
@@ -159,13 +196,21 @@ def build_server(
         settings,
         request.key,
         context=None if request.certificate is None else server_context(request.certificate),
-        incarnation=incarnation,
         snapshots=snapshots,
-        restored=restored,
+        dispatcher=kind.make_dispatcher(settings, incarnation, snapshots, restored, world),
         world=world,
         listener=listener,
     )
     return server, Started(*server.address, resumed, incarnation, epoch)
+
+
+Build = Callable[[StartRequest, World, Callable[[], object]], tuple[ParameterServer, Started]]
+
+
+def _alone(
+    request: StartRequest, server: ParameterServer, record_activity: Callable[[], object]
+) -> AbstractContextManager[object]:
+    return contextlib.nullcontext()
 
 
 def serve(
@@ -174,6 +219,8 @@ def serve(
     until_done: Callable[[ParameterServer], int],
     world: World = REAL,
     require_driver: Callable[[], None] = lambda: None,
+    build: Build = build_server,
+    accompany: Callable[[StartRequest, ParameterServer, Callable[[], object]], AbstractContextManager[object]] = _alone,
 ) -> int:
     """Build the server in its process, report the outcome, and serve until ``until_done`` returns.
 
@@ -181,6 +228,9 @@ def serve(
         send_report: receives the reports, until the server is up.
         until_done: waits until the process must end, and returns its exit status.
         require_driver: raises a DistkerasError if the driver has ended; then this server must not claim the checkpoint.
+        build: `build_server`, or a function with the same arguments.
+        accompany: what runs while the server does, such as the processes of its shards; it calls its last argument
+            while they start.
 
     Returns:
         The process' exit status: 2 if the server cannot start, else the result of ``until_done``.
@@ -197,12 +247,13 @@ def serve(
             send_report(Loading())
 
     try:
-        server, report = build_server(make_request(), world, record_activity)
+        request = make_request()
+        server, report = build(request, world, record_activity)
     except (DistkerasError, OSError) as error:
         send_report(NotStarted.of(error))
         return 2
-    starting = False
-    with server:
+    with server, accompany(request, server, record_activity):
+        starting = False
         send_report(report)
         return until_done(server)
 
@@ -355,7 +406,7 @@ class ServerProcess:
         self._log_reader = self._world.thread(lambda: self._read_log(child), f"distkeras-log-{child.pid}")
         self._log_reader.start()
         try:
-            report = _ask(child, request)
+            report = ask(child, request)
         except BaseException:
             child.kill()
             self.close()
@@ -465,7 +516,7 @@ def spawn_server(world: World = REAL) -> Child:
     return world.spawn([sys.executable, "-m", "distkeras.ps", "child"], os.environ | variables)
 
 
-def _ask(child: Child, request: StartRequest) -> Started | NotStarted:
+def ask(child: Child, request: StartRequest) -> Started | NotStarted:
     """Send ``request`` to a new process, and return its report."""
     try:
         child.write(request.to_json().encode() + b"\n")

@@ -93,21 +93,26 @@ class OptimizerRequests:
 
 
 class TableRequests:
-    """Collects the initial rows before the center is made, and sends rows."""
+    """Collects the initial rows before the center is made, and sends rows; ``make`` returns a new table."""
 
-    def __init__(self, shapes: Sequence[TableShape], changed: JobCondition) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[TableShape],
+        changed: JobCondition,
+        make: Callable[[TableShape], Table] = make_table,
+    ) -> None:
         self._changed = changed
         #: The tables of the new center; the system allocates their memory when rows are written.
-        self.tables = tuple(make_table(shape) for shape in shapes)
+        self.tables = tuple(make(shape) for shape in shapes)
         #: How many rows of each table have arrived, from the first one on.
         self._published = [0] * len(self.tables)
 
     def require_complete(self) -> None:
         """Raise a RemoteProtocolError unless all rows of all tables have arrived."""
         for table, published in zip(self.tables, self._published, strict=True):
-            if published < table.shape.rows and not table.shape.partial:
+            if published < table.count and not table.shape.partial:
                 raise RemoteProtocolError(
-                    f"all {table.shape.rows} rows of table {table.shape.name!r} must be published before the center. "
+                    f"all {table.count} rows of table {table.shape.name!r} must be published before the center. "
                     f"Received: {published}"
                 )
 
@@ -118,12 +123,12 @@ class TableRequests:
         with self._changed:
             if center is not None:
                 return messages.RowsPublished(shape.rows)
-            filled = self._published[message.table]
+            filled, most = self._published[message.table], shape.rows if shape.partial else table.count
             whole = message.rows.size % shape.width == 0
-            if not whole or not 0 <= message.start <= filled or not message.start < end <= shape.rows:
+            if not whole or not 0 <= message.start <= filled or not message.start < end <= most:
                 raise RemoteProtocolError(
                     f"rows of table {shape.name!r} must be whole ones of {shape.width} elements that follow the first "
-                    f"{filled} of {shape.rows}. Received: {message.rows.size} elements from row {message.start} on"
+                    f"{filled} of {most}. Received: {message.rows.size} elements from row {message.start} on"
                 )
             if isinstance(table, PartialTable):
                 _put(table, message)
@@ -160,19 +165,22 @@ class TableRequests:
 
     def begin_changes(self, center: Center, message: messages.BeginChanges) -> Message:
         """Note from which moment on changes are asked for; the caller holds the lock."""
-        center.edits += 1  # else a server that ends now, and starts again, would not know the changes
-        known = [table.begin_changes(message.since, center.clock) for table in center.living]
-        return messages.ChangesBegun(center.clock, all(known))
+        known = center.begin_changes(message.since)
+        return messages.ChangesBegun(center.clock, known)
 
     def remove(self, center: Center, message: messages.RemoveRows) -> None:
-        """Remove rows; the caller holds the lock.
+        """Remove rows, which are checked; the caller holds the lock."""
+        self.require_removable(message)
+        center.remove_rows(message.table, message.ids)
+
+    def require_removable(self, message: messages.RemoveRows) -> None:
+        """Check the rows to remove.
 
         Raises:
             ConfigurationError: the table cannot lose rows.
             RemoteProtocolError: there is no such table, or not such rows.
         """
-        self._table(message.table)
-        table, ids = center.tables[message.table], message.ids
+        table, ids = self._table(message.table), message.ids
         if not isinstance(table, LivingTable):
             raise ConfigurationError(
                 f"table {table.shape.name!r} must be one whose touches are counted, so that rows can be removed. "
@@ -183,8 +191,6 @@ class TableRequests:
                 f"`ids` must be rows of table {table.shape.name!r} in [0, {table.shape.rows}), in ascending order. "
                 f"Received: {ids.size} from {ids.min()} to {ids.max()}"
             )
-        table.remove(ids, center.clock + 1)
-        center.edits += 1
 
     def _table(self, number: int) -> Table:
         if not 0 <= number < len(self.tables):

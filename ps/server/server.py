@@ -10,9 +10,10 @@ import logging
 import ssl
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import StateMemory
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
     DeadlineError,
@@ -27,12 +28,12 @@ from distkeras.ps.errors import (
     sorted_error,
 )
 from distkeras.ps.events import report
-from distkeras.ps.protocol.framing import Connection, EndOfStream
+from distkeras.ps.protocol.framing import Connection, EndOfStream, Limits
 from distkeras.ps.protocol.messages import AskForWork, Fault, Goodbye, Message, fault_of
 from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher
-from distkeras.ps.server.job_state import PeerVectors
+from distkeras.ps.server.job_state import JobCondition, Peer, PeerVectors
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Channel
 from distkeras.ps.world.streams import Listener, Stream
@@ -42,6 +43,34 @@ log = logging.getLogger(__name__)
 
 #: Errors that end the whole job, not only the request.
 _ENDS_JOB = (NonFiniteError, LedgerError, DeadlineError, ShapeError, LocalProtocolError, NodeError)
+
+
+class Answering(Protocol):
+    """What answers a server's requests: a `Dispatcher`, or that of a shard."""
+
+    changed: JobCondition
+    #: Bounds on the frames of the peers, and the memory for states of optimizers.
+    limits: Limits
+    states: StateMemory
+
+    @property
+    def center(self) -> Center | None:
+        """The center, or the part of it that this server has; None before it is published."""
+
+    def answer(self, peer: Peer, message: Message) -> Message:
+        """Return the reply to ``message``; the session sends a DistkerasError to the peer."""
+
+    def disconnected(self, peer: Peer) -> None:
+        """Note that a session has ended."""
+
+    def partition_of(self, number: int | None) -> int | None:
+        """Return the partition of a lease, by its number."""
+
+    def corrupted(self, error: NodeError) -> DistkerasError:
+        """Return the error to raise for ``error``, after which a commit is applied in part."""
+
+    def close(self, timeout: float) -> None:
+        """End within ``timeout`` seconds; no request may follow."""
 
 
 class Session:
@@ -178,10 +207,11 @@ class ParameterServer:
         key: the job's key, 32 bytes.
         context: encrypts every connection (`server_context`); None: plain.
         incarnation, snapshots, restored: see `Dispatcher`.
+        dispatcher: what answers the requests; None: a `Dispatcher`.
         listener: a port that is bound already; None: the constructor binds the port of ``settings``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process is given, which callers name
         self,
         settings: ServerSettings,
         key: bytes,
@@ -192,13 +222,14 @@ class ParameterServer:
         restored: tuple[Center, Saved] | None = None,
         world: World = REAL,
         listener: Listener | None = None,
+        dispatcher: Answering | None = None,
     ) -> None:
         self._key, self._context = key, context
         self._world, self._snapshots = world, snapshots
         self.deadlines = settings.deadlines
         #: Admission control: the connections that are accepted, and the refused ones.
         self.admission = AdmissionControl(world=world)
-        self.dispatcher = Dispatcher(
+        self.dispatcher: Answering = dispatcher or Dispatcher(
             settings, incarnation=incarnation, snapshots=snapshots, restored=restored, world=world
         )
         self._lock = world.lock()

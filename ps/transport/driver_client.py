@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -43,7 +44,11 @@ class DriverClient(Client):
     ) -> None:
         """Send the rows of the ``tables`` (float32 ``(rows, width)``), then a `publication`; idempotent."""
         self.publish_rows(tables)
-        self.request(publication(center, moving_statistics, model, layouts), messages.Ack)
+        self.send_publication(publication(center, moving_statistics, model, layouts))
+
+    def send_publication(self, message: messages.Publish) -> None:
+        """Send what `publication` returned; idempotent."""
+        self.request(message, messages.Ack)
 
     def publish_rows(self, tables: Sequence[tuple[TableShape, np.ndarray]]) -> None:
         """Send the initial rows of all tables, float32 ``(rows, width)``, unless the server has restored them."""
@@ -74,7 +79,10 @@ class DriverClient(Client):
     def remove_rows(self, number: int, ids: Ids) -> None:
         """Remove rows, ascending, of table ``number``; return once that is saved."""
         for first in range(0, max(1, len(ids)), _REMOVED_AT_ONCE):
-            self.request(messages.RemoveRows(number, ids[first : first + _REMOVED_AT_ONCE]), messages.Ack)
+            self._remove(messages.RemoveRows(number, ids[first : first + _REMOVED_AT_ONCE]))
+
+    def _remove(self, message: messages.RemoveRows) -> None:
+        self.request(message, messages.Ack)
 
     def whole_center(
         self, tables: Sequence[TableShape], wants: tuple[Ids, ...] = ()
@@ -122,11 +130,9 @@ class DriverClient(Client):
 
     def touched(self, number: int, shape: TableShape) -> Iterator[tuple[Ids, np.ndarray]]:
         """Yield the touched rows of table ``number``: numbers and rows, in blocks, which have different clocks."""
-        for request, answer in self._blocks(number, shape):
+        for _, answer in self._blocks(number, shape):
             if len(answer.ids):
                 yield answer.ids, answer.rows.reshape(-1, shape.width)
-            if request.start + request.count >= answer.count:
-                return
 
     def begin_changes(self, since: int) -> messages.ChangesBegun:
         """Ask for the changes since a clock at which this was called before; see `messages.BeginChanges`."""
@@ -134,22 +140,22 @@ class DriverClient(Client):
 
     def changes(self, number: int, shape: TableShape) -> Iterator[tuple[Ids, np.ndarray, Ids]]:
         """Yield the changes of table ``number``: numbers and rows that have changed, and numbers that are gone."""
-        for request, answer in self._blocks(number, shape, changed=True):
+        for _, answer in self._blocks(number, shape, changed=True):
             if len(answer.ids) or len(answer.gone):
                 yield answer.ids, answer.rows.reshape(-1, shape.width), answer.gone
-            if request.start + request.count >= answer.count:
-                return
 
     def _blocks(
         self, number: int, shape: TableShape, *, changed: bool = False
     ) -> Iterator[tuple[messages.InspectRows, messages.TableRows]]:
         """Yield the request for each block of table ``number``, and its answer."""
-        step = block_rows(shape)
+        step, count = block_rows(shape), shape.rows
         requests = (
             messages.InspectRows(number, start, min(step, shape.rows - start), changed)
-            for start in range(0, shape.rows, step)
+            for start in takewhile(lambda start: start < count, range(0, shape.rows, step))
         )
-        return self.read_blocks(requests, block_bytes(shape))
+        for request, answer in self.read_blocks(requests, block_bytes(shape)):
+            yield request, answer
+            count = answer.count
 
     def read_blocks(
         self, requests: Iterable[messages.InspectRows], nbytes: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import importlib
 import inspect
 import re
@@ -19,6 +20,7 @@ from docsite.pictures import PICTURES
 
 import distkeras
 from distkeras.ml.model import TrainingSummary
+from distkeras.ps.validate import EXCLUSIONS
 from distkeras.settings import GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -55,11 +57,24 @@ def test_arguments_and_attributes_of_the_trainer_exist(path: Path) -> None:
             assert hasattr(trainer, name) or f"self.{name}" in source, span
 
 
-def test_tests_that_show_a_promise_exist() -> None:
-    shown = {span for span in spans(ROOT / "docs/promises.md") if re.fullmatch(r"[\w/]+/test_\w+", span)}
+@pytest.mark.parametrize("page", ["docs/promises.md", "docs/guide/large-models.md"])
+def test_tests_that_show_a_promise_exist(page: str) -> None:
+    shown = {span for span in spans(ROOT / page) if re.fullmatch(r"[\w/]+/test_\w+", span)}
     assert shown
     for name in shown:
         assert (ROOT / "tests" / f"{name}.py").exists(), name
+
+
+def test_the_table_of_what_works_with_shards_is_complete() -> None:
+    """Each row names a test, and each option that shards exclude, or whose values they are tried with, has a row."""
+    text = (ROOT / "docs/guide/large-models.md").read_text().partition("## What works with shards")[2]
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")][2:]
+    assert all(re.search(r"`[\w/]+/test_\w+`", row[-1]) for row in rows)
+    named = " ".join(row[0] for row in rows)
+    excluded = {exclusion.option for exclusion in EXCLUSIONS["shards"]}
+    network = {field.name for field in dataclasses.fields(distkeras.Network)} - {"host", "port", "shards"}
+    for option in sorted(excluded | network | {"daso", "resume", "lends", "stream", "tables"}):
+        assert option in named or option.replace("_", " ") in named, option
 
 
 def classes() -> set[str]:

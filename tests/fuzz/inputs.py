@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from distkeras.ps.protocol.framing import MAGIC, VERSION, encode
-from distkeras.ps.protocol.messages import MESSAGES, Answer, Challenge, Message, Proof
+from distkeras.ps.protocol.messages import Answer, Challenge, Message, Proof
+from distkeras.ps.protocol.registry import MESSAGES
 
 HANDSHAKE = (Challenge, Answer, Proof)
 #: Numbers with which code often fails.

@@ -12,7 +12,8 @@ import numpy as np
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol.framing import MAGIC, Connection, EndOfStream, Limits, Nonces, Reader, Seal, encode
-from distkeras.ps.protocol.messages import MESSAGES, Message, Proof
+from distkeras.ps.protocol.messages import Message, Proof
+from distkeras.ps.protocol.registry import MESSAGES
 from fuzz.inputs import Inputs, frame
 
 KEY = bytes(range(32))

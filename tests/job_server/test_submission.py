@@ -97,11 +97,12 @@ OPTIONS: dict[str, Any] = {
     "helpers": 2,
     "shared_memory": False,
     "relays": "host",
+    "shards": 2,
     "stall_after": None,
     "tables": "dense",
 }
 #: These options need a rule that applies gradients at the server, and no `overlap`.
-APART = {"learning_rate", "relays"}
+APART = {"learning_rate", "relays", "shards"}
 #: These options are part of the model's compilation, which a test below covers.
 COMPILED = {"worker_optimizer", "loss", "metrics", "loss_weights", "weighted_metrics"}
 
@@ -111,7 +112,13 @@ def test_every_option_is_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "names"), [("downpour", OPTIONS.keys() - APART), ("asgd", {"learning_rate"}), ("downpour", {"relays"})]
+    ("rule", "names"),
+    [
+        ("downpour", OPTIONS.keys() - APART),
+        ("asgd", {"learning_rate"}),
+        ("downpour", {"relays"}),
+        ("downpour", {"shards"}),
+    ],
 )
 def test_every_option_arrives(service: JobService, rule: str, names: set[str]) -> None:
     trainer = make_trainer(rule=rule, **{name: OPTIONS[name] for name in names})

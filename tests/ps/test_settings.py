@@ -178,7 +178,7 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
         max_body=1000,
     )
     assert settings == expected
-    # The flags of all other fields are set above. `relays` and `lends`, which exclude these bounds, and `learning_rate`
+    # All other flags are set above. `relays`, `lends` and `shards`, which exclude these, and `learning_rate`
     # are tested below.
     defaults = ServerSettings(make("adag", window=3), workers=4)
     same = {
@@ -186,13 +186,14 @@ def test_the_command_line_has_a_flag_for_each_field(tmp_path: Path) -> None:
         for option in dataclasses.fields(settings)
         if getattr(settings, option.name) == getattr(defaults, option.name)
     }
-    assert same == {"rule", "workers", "learning_rate", "deadlines", "tables", "relays", "lends"}
+    assert same == {"rule", "workers", "learning_rate", "deadlines", "tables", "relays", "lends", "shards"}
 
 
-def test_the_command_line_lets_workers_lend(tmp_path: Path) -> None:
+def test_the_command_line_lets_workers_lend_and_divides_the_center(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY.hex())
     words = ["serve", "--rule", "adag", "--workers", "2", "--key-file", str(tmp_path / "key"), "--lends"]
-    assert request_from(parser().parse_args(words)).settings.lends
+    settings = request_from(parser().parse_args([*words, "--shards", "3"])).settings
+    assert (settings.lends, settings.shards) == (True, 3)
 
 
 @pytest.mark.parametrize("relays", ["host", 2])

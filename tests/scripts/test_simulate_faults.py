@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from simulation.command import find_planted, main
-from simulation.known import LATE, OF_STATE, PLANS
+from simulation.known import LATE, OF_SHARDS, OF_STATE, PLANS, SHARD_PLANS
 from simulation.mutations import planted
 from simulation.plan import DEADLINES, KINDS, Fault, Plan, draw
 from simulation.planting import simulated
@@ -163,6 +163,8 @@ SPECIAL_PLANS = {
     "a-stranger-on-the-port-ends-the-job",
     *RIVALRIES,
     *PLANS,
+    *OF_SHARDS,
+    *SHARD_PLANS,
 }
 #: Faults that tests find, too.
 ALSO = {

@@ -37,7 +37,7 @@ from simulation.plan import Layout, Plan
 from simulation.scheduler import Finding, Process
 from simulation.tables import cut_windows, shapes_of
 from simulation.watch import Watch
-from simulation.worker import CountingReplica, TableReplica, WatchedClient, WatchedGroup
+from simulation.worker import CountingReplica, TableReplica, WatchedClient, WatchedGroup, WatchedSpreadClient
 from simulation.world import VirtualWorld
 
 #: Errors that end a task without a report, so that Spark retries it.
@@ -68,7 +68,7 @@ class Attempt:
     ) -> None:
         self._plan, self._driver, self._layout, self._watch, self._world = plan, driver, layout, watch, world
         self._address, self._worker, self._attempt = address, worker, attempt
-        self._epochs, self._settings = watch.epochs[driver], _settings(plan, layout)
+        self._epochs, self._settings = watch.epochs[driver], _settings(plan, layout, watch.shards[driver])
         self._windows = _windows(self._settings, world)
         self._group = WatchedGroup(lambda: world.process.host, "", self._settings.workers, shared=plan.neighbors > 0)
         self._client = self._client_for(worker)
@@ -126,7 +126,8 @@ class Attempt:
 
     def _client_for(self, lease: int, connection: int = 0) -> WatchedClient:
         options = _client_options(self._settings, self._watch.size, self._plan)
-        return WatchedClient(
+        kind = WatchedClient if self._settings.shards == 1 else WatchedSpreadClient
+        return kind(
             self._plan,
             self._watch,
             self._driver,
@@ -246,7 +247,7 @@ class LentRows:
             yield RawBatch(batch.epoch, batch.index, batch.last, batch.checksum, [row])
 
 
-def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
+def _settings(plan: Plan, layout: Layout, shards: int) -> WorkerSettings:
     """Return the settings of a job's workers."""
     return WorkerSettings(
         plan.make_rule(),
@@ -256,6 +257,7 @@ def _settings(plan: Plan, layout: Layout) -> WorkerSettings:
         keep_optimizer=plan.keeps,
         relays=plan.relays or None,
         lends=plan.lends,
+        shards=shards,
         deadlines=plan.deadlines,
     )
 

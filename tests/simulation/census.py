@@ -18,7 +18,7 @@ from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.protocol import framing
 from distkeras.ps.protocol.compression import FORMATS
-from distkeras.ps.protocol.messages import MESSAGES
+from distkeras.ps.protocol.registry import MESSAGES
 from distkeras.ps.rules import Rule, center_rules
 from distkeras.ps.rules.base import Traits
 from distkeras.ps.rules.schedules import KINDS as SCHEDULES
@@ -42,6 +42,8 @@ EXCEPTIONS = {
     "Checkpoint.uri": "a run has one checkpoint",
     "PartitionLease.active_at": "it is a time, and always there",
     "Plan.deadlines": "as the settings' own",
+    "message AskRows": "tables by rows are not divided",
+    "message ShardFault": "a center that is not finite needs numbers that overflow: `tests/ps/shards`",
     "message RemoveRows": "rows that are removed belong to no element of the center: `ps/center/test_living_tables.py`",
     "message BeginChanges": "only publishers of versions ask for changes: `training/test_stream_tables.py`",
     "message ChangesBegun": "it answers `BeginChanges`",

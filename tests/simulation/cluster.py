@@ -41,6 +41,7 @@ class ServerAttempt:
 
     def __init__(self, action: ServerAction, number: int, surroundings: Surroundings, driver: Process) -> None:
         self.number, self.driver = number, driver
+        self.shards: list[Process] = []
         surroundings.servers.append(self)
         pid = len(surroundings.servers)
         self.process = Process(f"server{pid}", f"node{pid}")
@@ -63,6 +64,11 @@ class ServerAttempt:
 
         surroundings.scheduler.start(self.process, main, "main")
         surroundings.strike_awaiting(self.process)
+
+    @property
+    def family(self) -> list[Process]:
+        """Return the processes that serve together."""
+        return [self.process]
 
 
 class _AttemptWorld(VirtualWorld):

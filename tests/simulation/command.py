@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from simulation.mutations import MUTATIONS, planted
 from simulation.plan import KINDS, Plan, draw
-from simulation.planting import REPLACEMENTS, simulated
+from simulation.planting import REPLACEMENTS, divides, simulated
 from simulation.shrink import shrink
 from simulation.simulation import Outcome, simulate
 
@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=1000, metavar="N", help="runs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first one (default: %(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of faults (default: all)")
+    parser.add_argument("--divided", action="store_true", help="run only jobs with shards")
     parser.add_argument(
         "--story", action="store_true", help="print the story of the first run even if no promise breaks"
     )
@@ -46,18 +47,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = arguments.planted or simulated()
         return int(not all([find_planted(name, arguments.seed, arguments.schedules, kinds) for name in names]))
     if arguments.story:
-        plan = draw(arguments.seed, kinds=kinds)
+        plan = draw(arguments.seed, kinds=kinds, shards=float(arguments.divided) or 0.5)
         _print_story(plan, simulate(plan, story=True))
         return 0
-    return int(run(arguments.seed, arguments.schedules, kinds, arguments.findings) > 0)
+    divided = arguments.divided
+    return int(run(arguments.seed, arguments.schedules, kinds, arguments.findings, divided=divided) > 0)
 
 
-def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int) -> int:
-    """Run ``schedules`` schedules from ``seed`` on, and return how many broke a promise."""
+def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int, *, divided: bool = False) -> int:
+    """Run ``schedules`` schedules from ``seed`` on, and return how many broke a promise.
+
+    With ``divided``, only the jobs with shards among them are run, and all that may have shards have them.
+    """
     ends, steps, injected, findings = Counter[str](), 0, Counter[str](), 0
     began, busy = time.perf_counter(), time.process_time()
     for number in collecting(range(seed, seed + schedules)):
-        plan = draw(number, kinds=kinds)
+        plan = draw(number, kinds=kinds, shards=1.0 if divided else 0.5)
+        if divided and not plan.divided:
+            continue
         outcome = simulate(plan)
         steps += outcome.steps
         injected.update(fault.kind for fault in outcome.injected)
@@ -82,9 +89,11 @@ def run(seed: int, schedules: int, kinds: tuple[str, ...], findings_max: int) ->
 
 def find_planted(name: str, seed: int, schedules: int, kinds: tuple[str, ...] = tuple(KINDS)) -> bool:
     """Return whether a planted fault is found, and print after how many schedules."""
+    shards = 1.0 if divides(name) else 0.0  # without, so that faults are found where they were before there were shards
     with planted(name):
         for number in collecting(range(schedules)):
-            finding = simulate(draw(seed + number, kinds=kinds)).finding
+            plan = draw(seed + number, kinds=kinds, shards=shards)
+            finding = simulate(plan).finding if plan.divided == bool(shards) else None
             if finding is not None:
                 print(f"{name}: found after {number + 1} schedules: {finding.kind}", flush=True)
                 return True

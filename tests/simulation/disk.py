@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from simulation.scheduler import Process, Scheduler
+
+#: The ends of the names of the threads that save, and for which there may be no memory.
+_SAVERS = ("ps-checkpointer", "-saving")
 
 
 class _File:
@@ -55,8 +58,8 @@ class Disk:
         file = self._entries[name] = self._synced[name] = _File()
         file.content = file.synced = content
 
-    def cut_power(self, writer: Process | None) -> None:
-        """Lose all or a part of what a process has written and not synced.
+    def cut_power(self, writers: Sequence[Process]) -> None:
+        """Lose all or a part of what some processes have written and not synced.
 
         Processes of other hosts continue, and what they have written is kept.
         """
@@ -65,12 +68,12 @@ class Disk:
         entries = {}
         for name in names:
             now, then = self._entries.get(name), self._synced.get(name)
-            others = now is not None and now.writer is not writer
+            others = now is not None and now.writer not in writers
             kept = now if now is then or others or draw() < 0.5 else then
             if kept is not None:
                 entries[name] = kept
         for file in {id(file): file for file in entries.values()}.values():
-            if file.writer is writer and file.content != file.synced:
+            if file.writer in writers and file.content != file.synced:
                 whole = file.content if file.synced is None or draw() < 0.5 else file.synced
                 file.content = whole[: int(draw() * (len(whole) + 1))] if file.synced is None else whole
         self._entries, self._synced = entries, dict(entries)
@@ -98,7 +101,7 @@ class Disk:
         self.scheduler.require_alive()
         self.on_operation()
         self.scheduler.wait(None, self.seconds)
-        if self.starving and self.scheduler.current.name == "ps-checkpointer":
+        if self.starving and self.scheduler.current.name.endswith(_SAVERS):
             self.starving -= 1
             raise MemoryError
         if writes and self.scheduler.now < self.full_until:

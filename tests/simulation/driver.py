@@ -174,7 +174,7 @@ class Driver:
         self.layout, self.epochs = plan.layout(life), plan.epochs_of(life)
         self._shapes = shapes_of(plan, watch.size)
         surroundings.layouts[process] = self.layout
-        watch.epochs[process] = self.epochs
+        watch.epochs[process], watch.shards[process] = self.epochs, plan.shards_of(life)
         self._clock = -1
         #: Whether a number for the workers is being set, and the numbers of such requests.
         self._sets, self._requests = False, itertools.count(1)
@@ -296,8 +296,11 @@ class Driver:
         try:
             supervisor.ask_once(lambda driver: driver.stop("the driver ended the job"))
             supervisor.ask_once(self._collect)
-        except DistkerasError as error:
-            supervisor.abandon(error)
+        except DistkerasError as failure:
+            supervisor.abandon(failure)
+            if self._watch.struck <= {"nan"}:
+                text = "a failed job must leave its center to the driver"
+                raise Finding("salvage", f"{text}. Received: {failure}") from failure
 
     def _settings(self) -> ServerSettings:
         plan = self._plan
@@ -314,6 +317,7 @@ class Driver:
             tables=self._shapes,
             relays=plan.relays or None,
             lends=plan.lends,
+            shards=plan.shards_of(self._life),
         )
 
     def _server_process(self) -> ServerProcess:

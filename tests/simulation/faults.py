@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from simulation.disk import Disk
 from simulation.driver import Driver
 from simulation.impostor import Impostor
-from simulation.network import Network, VirtualStream
+from simulation.network import SHARD, Network, VirtualStream
 from simulation.plan import DEADLINES, Fault
 from simulation.scheduler import Process, Scheduler
 from simulation.world import Surroundings
@@ -48,6 +48,10 @@ class Striker:
         }
         self._on_place: dict[str, Callable[[Fault], None]] = {
             "kill server": lambda _: self._kill_server(),
+            "kill shard": lambda fault: self._on_shard(fault.place, self._scheduler.kill),
+            "stop shard": lambda fault: self._on_shard(
+                fault.place, lambda process: self._scheduler.stop(process, fault.amount)
+            ),
             "power cut": lambda _: self._cut_power(),
             "crash in disk": lambda fault: self._crash_in(int(fault.amount)),
             "disk full": lambda fault: self._fill_disk(fault.amount),
@@ -80,6 +84,8 @@ class Striker:
         """Inject a fault at a write to ``stream``; return the share of the write that arrives if it is cut."""
         if stream.process is stream.peer.process and fault.kind in (*self._on_stream, "cut"):
             return None  # Messages within a process always arrive.
+        if stream.link.scope == SHARD != fault.scope and fault.kind in (*self._on_stream, "cut"):
+            return None  # So do those between processes of a host, except where a plan says otherwise.
         if fault.kind == "cut":
             return fault.amount
         if fault.kind in self._on_stream:
@@ -98,6 +104,9 @@ class Striker:
             self._crash_after -= 1
             if self._crash_after <= 0:
                 self._crash_after = None
+                child = self._surroundings.child_of.get(self._scheduler.current.process)
+                if child is not None and child in self._surroundings.servers[-1].shards:
+                    self._scheduler.kill(child.process)
                 self._kill_server()
                 self._scheduler.require_alive()
 
@@ -121,6 +130,11 @@ class Striker:
     def _kill_server(self) -> None:
         if self._surroundings.servers:
             self._scheduler.kill(self._surroundings.servers[-1].process)
+
+    def _on_shard(self, place: int, strike: Callable[[Process], None]) -> None:
+        shards = self._surroundings.servers[-1].shards if self._surroundings.servers else []
+        if shards:
+            strike(shards[place % len(shards)].process)
 
     def _speculate(self) -> None:
         action = self._surroundings.actions.get(self._drivers[-1].process)
@@ -157,8 +171,10 @@ class Striker:
 
     def _cut_power(self) -> None:
         servers = self._surroundings.servers
-        self._kill_server()
-        self._disk.cut_power(servers[-1].process if servers else None)
+        processes = servers[-1].family if servers else []
+        for process in processes:
+            self._scheduler.kill(process)
+        self._disk.cut_power(processes)
 
     def _crash_in(self, operations: int) -> None:
         self._crash_after = operations

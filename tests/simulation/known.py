@@ -175,3 +175,37 @@ PLANS = {
     "a driver's request does not wait for the center": TABLE_REQUEST,
     "a late request of the driver undoes a later one": LATE_REQUEST,
 }
+
+#: Faults in a center that is divided among shards, with the seed of the first schedule with shards that finds each.
+OF_SHARDS = {
+    "a-worker-commits-before-the-shards-have-its-parts": 0,
+    "a-ticket-that-comes-twice-is-applied-twice": 0,
+    "a-snapshot-is-written-before-all-shards-have-written": 8,
+    "a-part-that-cannot-be-written-is-the-last": 373,
+    "a-first-part-that-is-not-wanted-is-copied": 43,
+    "a-link-ends-with-its-first-error": 55,
+    "a-shard-of-an-earlier-server-is-served": 158,
+}
+#: A worker is suspended while it sends a commit, and gets its lease back when it has sent the rest to a shard.
+LATE_PART = Plan(
+    42,
+    batches=(6, 4),
+    rule="aeasgd",
+    hyper_parameters={"window": 2, "rho": 0.25},
+    compute=3.0,
+    latency=0.1,
+    shards=2,
+    faults=(Fault("stop and rival", 42, "w0", 27.0), Fault("kill worker", 54, "w0")),
+)
+#: Plans for those that need one of their own: also a shard that starts slowly, a job that fails, and a shard that
+#: stands still.
+SHARD_PLANS = {
+    "parts-are-identified-without-the-connection": LATE_PART,
+    "a-server-is-up-before-its-shards": Plan(
+        292, batches=(1, 1), every=100, shards=2, compute=3.0, faults=(Fault("stop shard", 1, amount=71.0, place=1),)
+    ),
+    "a-failed-job-has-no-tickets": Plan(1, batches=(4, 4), every=0, shards=2, faults=(Fault("nan", 20),)),
+    "a-shard-that-stands-still-is-left-alone": Plan(
+        1, batches=(4, 4), shards=2, faults=(Fault("stop shard", 90, amount=600.0, place=1),)
+    ),
+}

@@ -19,6 +19,7 @@ from simulation import (  # noqa: F401 - they are among `MUTATIONS`, too
     disk_mutations,
     loan_mutations,
     member_mutations,
+    shard_mutations,
     state_mutations,
     stream_mutations,
     table_mutations,

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from simulation.encryption import Encryption
 from simulation.scheduler import Process, Scheduler, Task
 
+#: The scope of the connections between a shard and its server; they stay within a host, which nothing separates.
+SHARD = "shard"
 #: Seconds after which the system closes a connection to a peer that does not answer; see `world.streams`.
 _GIVEN_UP = 35.0
 
@@ -361,7 +363,7 @@ class Network:
         scheduler.wait(None, self.latency)
         listener = self.listeners.get(address)
         host = listener.process.host if listener is not None else address[0]
-        if self.separated(process.host, host):
+        if self.separated(process.host, host) and scope != SHARD:
             scheduler.wait(None, timeout)
             raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
         if listener is None:
@@ -388,7 +390,7 @@ class Network:
         pair = (one, other)
         self.partitioned.append(pair)
         for stream in list(self.streams):
-            if {stream.process.host, stream.peer.process.host} == {one, other}:
+            if {stream.process.host, stream.peer.process.host} == {one, other} and stream.link.scope != SHARD:
                 stream.link.vanish()
         self.scheduler.later(seconds, lambda: self.partitioned.remove(pair))
 

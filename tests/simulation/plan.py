@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from distkeras.ps import rules
@@ -14,7 +15,10 @@ from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import FORMATS, require_format
 from distkeras.ps.rules import Rule
 from distkeras.ps.rules.base import AUTO, BY_SPEED
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.validate import reason_against
+from simulation.network import SHARD
 from simulation.outer import BUFFERED
 
 #: Kinds of faults with the range of their amount: seconds, or a share of a write.
@@ -52,6 +56,8 @@ KINDS: dict[str, tuple[float, float]] = {
     "log rot": (0.0, 1.0),
     "nan": (0.0, 0.0),
     "speculate": (0.0, 0.0),
+    "kill shard": (0.0, 0.0),
+    "stop shard": (0.5, 90.0),
 }
 #: Moments of a micro-batch in their order, with the kinds of faults that occur there: Spark has handed it over; its
 #: tasks
@@ -79,7 +85,12 @@ DEATHS = {
     "kill driver twice": 2,
     "stop at start": 1,
     "impostor": 1,
+    "kill shard": 1,
 }
+#: Kinds that are drawn only for the jobs that they fit.
+_SPECIAL = ("speculate", "kill shard", "stop shard")
+#: Kinds that strike the connections of shards with their server, after which another server begins.
+_OF_LINKS = ("cut", "half cut", "vanish", "stall", "flip")
 #: Kinds that suspend a worker.
 _STOP_WORKERS = ("stop worker", "stop and rival")
 #: Kinds after which only a job with a checkpoint can continue.
@@ -110,10 +121,10 @@ class Fault:
     Args:
         kind: one of `KINDS`.
         at: number of the send, counted from 1 in its scope.
-        scope: "" for any connection, "driver", or "w" and a partition's number; or one of `PHASES`, which are counted
-            in place of sends.
+        scope: "" for any connection, "driver", "w" and a partition's number, or "shard" for those of shards with their
+            server; or one of `PHASES`, which are counted in place of sends.
         amount: seconds, or the share of the write that arrives.
-        place: a partition, for kinds that strike one.
+        place: a partition or a shard, for kinds that strike one.
     """
 
     kind: str
@@ -201,6 +212,8 @@ class Plan:
         lends: whether workers without work train mini-batches of others.
         helpers: number of workers without rows, if workers lend.
         slow: how many times longer a step takes at each worker; empty if all are equally fast.
+        shards: servers among which the center is divided.
+        reshards: this number for the drivers after the first one; 0 if it does not change.
         stray: whether a file that is no snapshot lies in the directory of the snapshots.
         deadlines: deadlines of every wait.
         faults: faults in any order.
@@ -247,6 +260,8 @@ class Plan:
     lends: bool = False
     helpers: int = 0
     slow: tuple[int, ...] = ()
+    shards: int = 1
+    reshards: int = 0
     deadlines: Deadlines = field(default_factory=lambda: DEADLINES)
     faults: tuple[Fault, ...] = ()
 
@@ -268,6 +283,15 @@ class Plan:
     def epochs_of(self, life: int) -> int:
         """Return the number of epochs of the job that the driver with this number trains."""
         return self.epochs + (self.raised if life else 0)
+
+    def shards_of(self, life: int) -> int:
+        """Return the number of shards of the driver with this number."""
+        return self.reshards or self.shards if life else self.shards
+
+    @property
+    def divided(self) -> bool:
+        """Return whether some driver's center is divided."""
+        return max(self.shards, self.reshards) > 1
 
     @property
     def most_epochs(self) -> int:
@@ -294,8 +318,42 @@ class Plan:
         return self.sums or self.rule == "ssgd"
 
 
-def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
-    """Draw the plan of ``seed``."""
+def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS), shards: float = 0.5) -> Plan:
+    """Draw the plan of ``seed``; a share ``shards`` of the jobs whose center may be divided have shards."""
+    plan = _draw(seed, kinds)
+    chance = random.Random(f"the shards of {seed}")
+    return _with_shards(plan, chance, kinds) if chance.random() < shards and _may_have_shards(plan) else plan
+
+
+def _may_have_shards(plan: Plan) -> bool:
+    """Return whether the center of ``plan`` may be divided; tables by rows cannot be yet."""
+    options = {"measure_gap": plan.gap, "relays": plan.relays or None, "server": "job" if plan.cluster else "driver"}
+    rate = None if plan.learning_rate is None else 1.0
+    settings = partial(ServerSettings, plan.make_rule(), plan.workers, learning_rate=rate, shards=2)
+    return not plan.tables and reason_against("shards", **options) is None and _goes(settings)
+
+
+def _with_shards(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
+    """Return ``plan`` with a center that is divided among shards, at the first or at later drivers, and their faults.
+
+    A connection of a shard with its server breaks only where a fault says so, because they are on one host.
+    """
+    shards, faults = chance.choice((1, 2, 2, 3)), list(plan.faults)
+    reshards = chance.choice([other for other in (1, 2, 3) if other != shards])
+    again = plan.every and (shards == 1 or chance.random() < 0.3)
+    for _ in range(chance.choice((0, 0, 1, 1, 2)) if plan.every else 0):
+        kind = chance.choice(("kill shard", "kill shard", "stop shard", "stop shard", *_OF_LINKS))
+        low, high = KINDS[kind]
+        scope = SHARD if kind in _OF_LINKS else chance.choice(("", "", SHARD, "driver"))
+        at, amount = 1 + int(chance.random() * (150 if scope == "" else 60)), low + (high - low) * chance.random() ** 2
+        faults.append(Fault(kind, at, scope, amount, chance.choice((0, 1, 2))))
+    survivable = _survivable([fault for fault in faults if fault.kind in kinds], standstills=plan.every > 0)
+    if again:
+        return replace(plan, shards=shards, reshards=reshards, faults=survivable)
+    return replace(plan, shards=max(2, shards), faults=survivable)
+
+
+def _draw(seed: int, kinds: tuple[str, ...]) -> Plan:
     chance = random.Random(seed)
     workers = chance.choice((1, 2, 2, 3, 3))
     epochs = chance.choice((1, 1, 2))
@@ -305,7 +363,7 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     formats = ("float32",) * 4 + (("bfloat16", "int8") if rule == "downpour" else ())
     every = 0 if chance.random() < 0.12 else chance.choice((1, 2, 3, 5, 100))
     long = chance.choice((0.0, 0.0, 0.0, 0.1, 0.3))
-    possible = [kind for kind in kinds if (every or kind not in NEED_CHECKPOINT) and kind != "speculate"]
+    possible = [kind for kind in kinds if (every or kind not in NEED_CHECKPOINT) and kind not in _SPECIAL]
     enabled = tuple(chance.sample(possible, min(len(possible), chance.choice((1, 2, 2, 3, 4, 8)))))
     focus = f"w{int(chance.random() * workers)}" if chance.random() < 0.5 else ""
     count = chance.choice((0, 1, 2, 3, 4, 6, 8)) if enabled else 0
@@ -366,7 +424,7 @@ def _with_peers(plan: Plan, kinds: tuple[str, ...]) -> Plan:
 
 def draw_members(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS)) -> Plan:
     """Draw the plan of ``seed`` as if all jobs had members."""
-    return _as_members(draw(seed, kinds=kinds), random.Random(f"all members of {seed}"), kinds)
+    return _as_members(_draw(seed, kinds), random.Random(f"all members of {seed}"), kinds)
 
 
 def _as_stream(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
@@ -448,7 +506,7 @@ def _as_members(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Pl
         "cast": chance.random() < 0.5,
         "patience": 1,
     }
-    possible = [kind for kind in kinds if (plan.every or kind not in NEED_CHECKPOINT) and kind != "speculate"]
+    possible = [kind for kind in kinds if (plan.every or kind not in NEED_CHECKPOINT) and kind not in _SPECIAL]
     count = chance.choice((0, 0, 1, 1, 2, 3)) if possible else 0
     faults = []
     for fault in [_fault(chance, tuple(possible), "", nodes * devices) for _ in range(count)]:
@@ -651,8 +709,8 @@ def _survivable(faults: list[Fault], *, standstills: bool) -> tuple[Fault, ...]:
     deaths, stopped, kept = 0, 0.0, list[Fault]()
     for fault in faults:
         # The server is then killed if there is a checkpoint; one at its start follows another one that was killed.
-        still = fault.kind in ("stop server", "stop at start") and fault.amount > 15.0
-        deaths += DEATHS.get(fault.kind, 0) + int(still)
+        still = fault.kind in ("stop server", "stop at start", "stop shard") and fault.amount > 15.0
+        deaths += DEATHS.get(fault.kind, 0) + int(still) + int(fault.scope == SHARD and fault.kind in _OF_LINKS)
         stopped += fault.amount if fault.kind in _STOP_WORKERS else 0.0
         if fault.kind == "store crawls" and fault.kind in [other.kind for other in kept]:
             continue

@@ -23,9 +23,20 @@ MUTATIONS: dict[str, Callable[[], list[Patch]]] = {}
 REPLACEMENTS = {fault.name: fault for fault in FAULTS}
 
 
+#: The files whose faults concern only jobs with shards.
+_OF_SHARDS = ("ps/shards/", "ps/checkpoint/parts.py")
+
+
 def simulated() -> list[str]:
     """Return the names of the faults that the simulation finds, and no test."""
     return [*MUTATIONS, *(fault.name for fault in FAULTS if not fault.tests)]
+
+
+def divides(name: str) -> bool:
+    """Return whether a fault concerns only jobs with shards."""
+    if name in MUTATIONS:
+        return MUTATIONS[name].__module__.endswith("shard_mutations")
+    return REPLACEMENTS[name].file.startswith(_OF_SHARDS)
 
 
 def mutation(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:

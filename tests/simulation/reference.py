@@ -81,19 +81,19 @@ class Standing(NamedTuple):
 _NOTHING = np.empty(0, np.float32)
 
 
-def standing_of(center: Center) -> Standing:
-    """Return the present standing of ``center``."""
-    current, leases, log = center.round, center.leases, center.log
+def standing_of(center: Center, elements: Center) -> Standing:
+    """Return the present standing of ``center``, whose vectors ``elements`` has."""
+    current, leases, log, total = center.round, center.leases, center.log, elements.round.total
     return Standing(
-        center.current.array.copy(),
+        elements.current.array.copy(),
         center.moving_statistics.copy(),
-        tuple([vector.copy() for vector in center.model]),
+        tuple([vector.copy() for vector in elements.model]),
         {
-            worker: tuple([vector.copy() for vector in lease.vectors])
+            worker: tuple([vector.copy() for vector in elements.leases[worker].vectors])
             for worker, lease in leases.items()
             if lease.sequence
         },
-        _NOTHING if current.total is None else current.total.array.copy(),
+        _NOTHING if total is None else total.array.copy(),
         current.moving_statistics.copy(),
         {
             "clock": center.clock,
@@ -194,27 +194,29 @@ class Formula:
     Args:
         plan: plan of the run.
         center: center of the server when it comes up.
+        elements: the center that has the vectors.
         exact: whether every partition continues where it was; otherwise they are new, and none has joined.
     """
 
-    def __init__(self, plan: Plan, center: Center, *, exact: bool) -> None:
+    def __init__(self, plan: Plan, center: Center, elements: Center, *, exact: bool) -> None:
         self._rule = plan.rule
         self._known = plan.rule in (*_ADDING, *_SUBTRACTING, *_MEAN, *_MOMENTUM, *_AVERAGE, *OUTER)
         self._workers = center.workers
-        self._outer = Outer(center.rule, center.workers, center.model, center.counters) if plan.rule in OUTER else None
+        outer = plan.rule in OUTER
+        self._outer = Outer(center.rule, center.workers, elements.model, center.counters) if outer else None
         self._rounds, self._momentum = center.traits.synchronous, getattr(center.rule, "momentum", 0.0)
         self._keeps_rounds_average = plan.rule in _MEAN
         self._rate = None if plan.learning_rate is None else schedule_of(plan.learning_rate)
-        self._center = center.current.array.astype(np.float64)
+        self._center = elements.current.array.astype(np.float64)
         self._velocities = {
-            worker: lease.vectors[0].astype(np.float64) for worker, lease in center.leases.items() if lease.vectors
+            worker: lease.vectors[0].astype(np.float64) for worker, lease in elements.leases.items() if lease.vectors
         }
         self._statistics = center.moving_statistics.astype(np.float64)
         self._steps = {worker: lease.steps for worker, lease in center.leases.items()}
         self._here = {worker for worker, lease in center.leases.items() if exact and not lease.finished}
         self._gone = {worker for worker, lease in center.leases.items() if lease.finished}
-        current = center.round
-        self._total = None if current.total is None else current.total.array.astype(np.float64)
+        current, total = center.round, elements.round.total
+        self._total = None if total is None else total.array.astype(np.float64)
         self._sum, self._round_steps = current.moving_statistics.astype(np.float64), current.steps
         self._arrived = set(center.scheduler.progress()) if self._rounds else set[int]()
         self._skipped, self._began = current.skipped, current.began
@@ -299,8 +301,8 @@ class Formula:
             self._began = clock
         self._arrived, self._skipped = set(), 0
 
-    def check(self, center: Center) -> None:
-        """Compare the computed center with the server's own.
+    def check(self, center: Center, elements: Center) -> None:
+        """Compare the computed center with the server's own, whose vectors ``elements`` has.
 
         Raises:
             Finding: If they differ.
@@ -309,10 +311,10 @@ class Formula:
             _require_close("statistics", "the moving statistics", self._statistics, center.moving_statistics)
         if not self._known:
             return
-        _require_close("formula", "the center", self._center, center.current.array)
+        _require_close("formula", "the center", self._center, elements.current.array)
         if self._outer is not None:
             for number, vector in enumerate(self._outer.vectors):
-                _require_close("rule's vector", f"vector {number} of the rule", vector, center.model[number])
+                _require_close("rule's vector", f"vector {number} of the rule", vector, elements.model[number])
             expected, found = (
                 {name: count for name, count in counters.items() if count}
                 for counters in (self._outer.counters, center.counters)
@@ -322,10 +324,10 @@ class Formula:
         if self._rule in _MOMENTUM:
             for worker, velocity in self._velocities.items():
                 what = f"the momentum of partition {worker}"
-                _require_close("momentum", what, velocity, center.leases[worker].vectors[0])
+                _require_close("momentum", what, velocity, elements.leases[worker].vectors[0])
         if self._rule == "dana_zero":
             total = sum(self._velocities.values(), np.zeros_like(self._center))
-            _require_close("momentum", "the sum of the momenta", total, center.model[0])
+            _require_close("momentum", "the sum of the momenta", total, elements.model[0])
 
     def view(self, clock: int) -> np.ndarray | None:
         """Return what a worker receives now, or None if it is not known."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -23,7 +24,8 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.server.process import StartRequest, serve
 from distkeras.ps.server.start_report import StartReport, report_to_json
-from simulation import cluster
+from distkeras.ps.shards.processes import accompany, build
+from simulation import cluster, divided
 from simulation.disk import Disk
 from simulation.driver import DIRECTORY, Driver
 from simulation.faults import Striker
@@ -72,10 +74,12 @@ def simulate(plan: Plan, *, story: bool = False) -> Outcome:
     logging.disable(logging.CRITICAL)
     run = _Run(plan, story=story)
     finding: Finding | None = None
-    patches = cluster.patches(run.scheduler)
-    patched = mock.patch.multiple(cluster.MODULE, **patches) if plan.cluster else nullcontext()
     try:
-        with patched:
+        with ExitStack() as stack:
+            if plan.cluster:
+                stack.enter_context(mock.patch.multiple(cluster.MODULE, **cluster.patches(run.scheduler)))
+            if plan.divided:
+                stack.enter_context(divided.patched(run.surroundings))
             run.scheduler.run(Process("job", "nowhere"), run.main)
     except Finding as found:
         finding = found
@@ -163,10 +167,11 @@ class _Run:
         """Check that servers end with their drivers, within the time for a last snapshot."""
         deadline = self.scheduler.now + _END_SECONDS
         for child in self.surroundings.servers:
-            while child.process.alive:
-                if self.scheduler.now >= deadline:
-                    raise Finding("left behind", f"a server must end with its driver. Received: {child.process.name}")
-                self.scheduler.wait(child.process.waiters, deadline - self.scheduler.now)
+            for process in child.family:
+                while process.alive:
+                    if self.scheduler.now >= deadline:
+                        raise Finding("left behind", f"a server must end with its driver. Received: {process.name}")
+                    self.scheduler.wait(process.waiters, deadline - self.scheduler.now)
 
     def _start_driver(self) -> None:
         process = Process(f"driver{len(self.drivers)}", f"driver{len(self.drivers)}")
@@ -271,6 +276,10 @@ class _Run:
     def _check_result(self, driver: Driver, center: np.ndarray, rows: np.ndarray) -> None:
         if self.watch.course is not None and not self.watch.ends_early:
             self.watch.course.check_end(center)
+        last = self.watch.center_of(driver.process)
+        if last is not None and not np.array_equal(center, last.current.array):
+            text = f"the driver must read {last.current.array.tolist()}"
+            raise Finding("result", f"{text}. Received: {center.tolist()}")
         whole = not (self.watch.ends_early or self.watch.damaged or self.plan.skipped > 0)
         if self.plan.sums and "log" not in self.striker.rotten:
             counts = self.watch.by_ledger(rows)
@@ -359,12 +368,14 @@ def _serve(child: VirtualChild) -> int:
         line = child.input_line()
         if line is None:
             raise ServerLostError("the driver ended before it had sent the request to start a server")
-        return StartRequest.from_json(line.decode())
+        child.request = StartRequest.from_json(line.decode())
+        return child.request
 
     def tell(report: StartReport) -> None:
         child.tell(report_to_json(report).encode() + b"\n")
 
     try:
-        return serve(request, tell, child.wait_until_over, child.world, child.require_driver)
+        joined = partial(accompany, world=child.world)
+        return serve(request, tell, child.wait_until_over, child.world, child.require_driver, build, joined)
     except DistkerasError:  # The traceback of the process goes to standard error.
         return 1

@@ -59,9 +59,11 @@ class StreamWatch:
         if center.clock < self._clock:
             raise Finding("clock", f"the clock must be {self._clock} at least. Received: {center.clock}")
 
-    def check_begin(self, center: Center, before: Standing) -> None:
+    def check_begin(self, center: Center, elements: Center, before: Standing) -> None:
         """Check that a micro-batch begins after the previous one has counted completely, and changes neither the center
         nor the rule's state of a partition.
+
+        ``elements`` is the center that has the vectors.
         """
         last = before.numbers["micro_batch"]
         number, due = number_of(center), 0 if last is None else last.number + 1
@@ -70,11 +72,11 @@ class StreamWatch:
         if last is not None and before.finished != frozenset(range(center.workers)):
             text = f"micro-batch {last.number} must end before the next one. Received: {sorted(before.finished)}"
             raise Finding("micro-batch", text)
-        same = np.array_equal(before.center, center.current.array) and before.numbers["clock"] == center.clock
+        same = np.array_equal(before.center, elements.current.array) and before.numbers["clock"] == center.clock
         if not (same and np.array_equal(before.statistics, center.moving_statistics)):
             raise Finding("micro-batch", f"the center must stay as micro-batch {number} begins. Received: another one")
         for worker, vectors in before.workers.items():  # they continue, as a worker's optimizer does
-            now = center.leases[worker].vectors
+            now = elements.leases[worker].vectors
             if len(now) != len(vectors) or not all(map(np.array_equal, vectors, now)):
                 text = f"the rule's state of partition {worker} must continue in micro-batch {number}"
                 raise Finding("micro-batch", f"{text}. Received: another one")

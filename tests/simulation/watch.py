@@ -15,6 +15,7 @@ from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import CenterReply
+from simulation.divided import Mirror, difference_of, mirror_for
 from simulation.members import Course
 from simulation.plan import Layout, Plan
 from simulation.reference import Formula, Sent, Standing, close, difference, standing_of, with_other_workers
@@ -84,6 +85,13 @@ class _Life:
     standing: Standing
     #: The phases that its present micro-batch has passed.
     passed: set[str] = field(default_factory=set)
+    #: The same center on one server, if it is divided among shards.
+    mirror: Mirror | None = None
+
+    @property
+    def elements(self) -> Center:
+        """Return the center that has the vectors."""
+        return self.center if self.mirror is None else self.mirror.center
 
 
 def _name_of(text: str) -> Name | None:
@@ -140,6 +148,12 @@ class Watch:
         self._stood: dict[tuple[int, bytes], list[Standing]] = {}
         #: The claims of servers to the checkpoint.
         self._claims: dict[Process, Claim] = {}
+        #: The vectors that snapshots of divided centers have, by claim and number.
+        self._vectors: dict[tuple[Claim, int], dict[str, np.ndarray]] = {}
+        #: The last ticket at which each shard was compared.
+        self._compared: dict[Process, int] = {}
+        #: How many shards the center of each driver's job has.
+        self.shards: dict[Process, int] = {}
         #: How far each mini-batch moves its element.
         elements = np.arange(self.size)
         self.amounts = (1.0 - 0.13 * (elements % 5) * plan.rounding).astype(np.float32)
@@ -233,7 +247,9 @@ class Watch:
     def step(self, process: Process) -> None:
         """Check the center after each step of a server's process."""
         child = self._surroundings.child_of[process]
-        if process.alive and child.server is not None:
+        if getattr(child, "sequencer", None) is not None:
+            self._compare(child)
+        elif process.alive and child.server is not None:
             center = child.server.center
             if center is not None:
                 self.look_at(child, center)
@@ -244,6 +260,7 @@ class Watch:
         if life is None:
             self._watch_server(child, center)
             life = self._lives[center]
+        self._follow(life)
         if center.micro_batch != life.standing.numbers["micro_batch"]:
             self._begin_micro_batch(center, life)
         rows, now = center.clock + center.log.skipped + center.refused, self._surroundings.scheduler.now
@@ -270,6 +287,32 @@ class Watch:
                     self._tell(f"attempt {lease.attempt} has partition {worker}")
                 standing.peer = holders.get(worker)
 
+    def _follow(self, life: _Life) -> None:
+        """Make the calls at the mirror that a server with shards has decided since the last check."""
+        if life.mirror is not None:
+            who = life.driver, life.center.incarnation
+            life.mirror.follow(life.center, lambda *commit: self.sent[(*who, *commit)].parts)
+
+    def _compare(self, child: VirtualChild) -> None:
+        """Check that a shard has its elements of the mirror's vectors, after each ticket that it has applied."""
+        assert child.sequencer is not None
+        server, sequencer = child.server, child.sequencer.server
+        shard = None if server is None else server.dispatcher._shard  # noqa: SLF001 - a check within
+        life = None if sequencer is None or sequencer.center is None else self._lives.get(sequencer.center)
+        if shard is None or life is None or life.mirror is None:
+            return
+        ticket = self._compared.get(child.process, -1) + 1
+        while ticket in shard.records:
+            text = difference_of(life.mirror.at(ticket), shard.records[ticket], server.dispatcher._slice)  # noqa: SLF001 - a check within
+            if text:
+                raise Finding("shard", f"{child.process.name} must equal one server after ticket {ticket}. {text}")
+            self._compared[child.process], ticket = ticket, ticket + 1
+
+    def center_of(self, driver: Process) -> Center | None:
+        """Return the center with the vectors of a driver's latest server; None if it has none."""
+        lives = [life for life in self._lives.values() if life.driver is driver]
+        return lives[-1].elements if lives else None
+
     def _watch_server(self, child: VirtualChild, center: Center) -> None:
         standings = {
             worker: _Standing((lease.epoch, lease.batch), lease.sequence, refusals=lease.refusals)
@@ -279,6 +322,8 @@ class Watch:
         # No worker of a new layout has joined; a server that continues with this layout has all joins.
         exact = center.began == (0, 0) or bool(center.scheduler.active)
         count = len(center.log)
+        mirror = mirror_for(child, self.size, self._vectors)
+        elements = center if mirror is None else mirror.center
         life = self._lives[center] = _Life(
             center,
             child,
@@ -287,13 +332,15 @@ class Watch:
             finished=sum([lease.finished for lease in center.leases.values()]),
             holders={},
             driver=driver,
-            formula=Formula(self._plan, center, exact=exact),
+            formula=Formula(self._plan, center, elements, exact=exact),
             latest=center.log.commits(count - 1).tobytes() if count else b"",
             began={},
             since=self._surroundings.scheduler.now,
             views=self._views.setdefault((driver, center.incarnation), {}),
-            standing=standing_of(center),
+            standing=standing_of(center, elements),
+            mirror=mirror,
         )
+        self._follow(life)
         self.layouts[center.incarnation] = layout
         self._tell(f"{child.process.name} serves, incarnation {center.incarnation}, from clock {center.clock}")
         self.progressed = self._surroundings.scheduler.now
@@ -331,11 +378,11 @@ class Watch:
 
     def _begin_micro_batch(self, center: Center, life: _Life) -> None:
         """Record that the next micro-batch has begun since the last check."""
-        self.streams.check_begin(center, life.standing)
-        life.formula.check(center)
+        self.streams.check_begin(center, life.elements, life.standing)
+        life.formula.check(center, life.elements)
         if not self.struck and not self._plan.skipped and self._plan.keeps and not self._traits.gradient:
             self.streams.require_states(center)
-        life.formula = Formula(self._plan, center, exact=False)
+        life.formula = Formula(self._plan, center, life.elements, exact=False)
         for standing in life.standings.values():
             standing.position, standing.refusals = (0, 0), 0
             standing.attempt, standing.peer = NO_ATTEMPT, None
@@ -358,7 +405,7 @@ class Watch:
         count, log = len(center.log), center.log
         if log.missing or not (count or center.leases):
             return
-        now, epochs = standing_of(center), self.epochs[life.driver]
+        now, epochs = standing_of(center, life.elements), self.epochs[life.driver]
         stood = self._stood.get((count, life.latest), [])
         if center.began[0] == center.clock and not any(lease.sequence for lease in center.leases.values()):
             for was in stood:
@@ -385,8 +432,8 @@ class Watch:
 
     def _record(self, center: Center, life: _Life) -> None:
         """Record the present state of the center, and what a worker receives from now on."""
-        life.formula.check(center)
-        standing = life.standing = standing_of(center)
+        life.formula.check(center, life.elements)
+        standing = life.standing = standing_of(center, life.elements)
         self._stood.setdefault((len(center.log), life.latest), []).append(standing)
         if self._views_known:
             view = life.formula.view(center.clock)
@@ -441,8 +488,10 @@ class Watch:
     def check_removal(self, text: str, writer: Process | None) -> None:
         """Check that no server removes or overwrites what a server with a higher claim has written."""
         process = self._surroundings.scheduler.current.process
-        name, own = _name_of(text), self._claims.get(process)
-        if name is None or own is None or writer is None or writer is process or name.claim < own:
+        child = self._surroundings.child_of.get(process)
+        family = [process] if child is None else child.family
+        name, own = _name_of(text), self._claims.get(family[0])
+        if name is None or own is None or writer is None or writer in family or name.claim < own:
             return
         raise Finding("removed", f"{process.name} has claim {own} and must leave {text!r} alone. Received: its end")
 
@@ -622,20 +671,19 @@ class Watch:
 
     def _check_center(self, center: Center) -> None:
         """Check that the center's elements correspond to the applied commits."""
+        array = self._lives[center].elements.current.array
         if self._plan.tables:
-            check_tables(rows_of(center), center.current.array, f"at clock {center.clock}")
+            check_tables(rows_of(center), array, f"at clock {center.clock}")
         if not self._plan.shows:
             return
         expected = self._by_leases(center) if self._plain else self.by_ledger(center.log.commits(0))
-        if self._plan.sums:
-            right = self.adds_up(expected, center.current.array)
-        else:  # The center does not contain the contributions of the present round yet.
-            right = not np.any(center.current.array[expected == 0.0])
+        # Under a rule with rounds, the center does not contain the contributions of the present one yet.
+        right = self.adds_up(expected, array) if self._plan.sums else not np.any(array[expected == 0.0])
         if not right:
             raise Finding(
                 "center",
                 f"the center must be the sum of the ledger {expected.astype(int).tolist()}. "
-                f"Received: {center.current.array.tolist()} at clock {center.clock}",
+                f"Received: {array.tolist()} at clock {center.clock}",
             )
 
     def adds_up(self, counts: np.ndarray, center: np.ndarray) -> bool:

@@ -12,6 +12,7 @@ from distkeras.ps.protocol.compression import WorkerFormat
 from distkeras.ps.protocol.loop import CommitRecord, OptimizerState, Reply
 from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Message, Pull
 from distkeras.ps.protocol.tables import Span
+from distkeras.ps.shards.spread_client import SpreadWorkerClient
 from distkeras.ps.simulation.virtual_job import VirtualBatch
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.relay_group import RelayGroup, RelayLink
@@ -171,6 +172,10 @@ class WatchedClient(WorkerClient):
         if not self._overlaps:  # Otherwise, the reply counts from a later window on.
             self.least = self._watch.values.least((self._driver, reply.incarnation), reply.clock)
         return delivered
+
+
+class WatchedSpreadClient(WatchedClient, SpreadWorkerClient):
+    """A watched client of a center that is divided among shards."""
 
 
 class WatchedGroup(RelayGroup):

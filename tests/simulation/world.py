@@ -6,12 +6,14 @@ import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from distkeras.ps.checkpoint.snapshots import Saved
 from distkeras.ps.errors import ServerLostError
-from distkeras.ps.server.process import GOODBYE
+from distkeras.ps.server.process import GOODBYE, StartRequest
+from distkeras.ps.world.processes import POLL_SECONDS
 from distkeras.ps.world.streams import Listener, Stream
 from distkeras.ps.world.world import Condition, Flag, Lock, Thread, World
 from simulation.disk import Disk, VirtualFiles
-from simulation.network import Network
+from simulation.network import SHARD, Network
 from simulation.plan import Layout
 from simulation.scheduler import Process, Scheduler, Task
 from simulation.threads import VirtualCondition, VirtualFlag, VirtualLock, VirtualThread
@@ -44,8 +46,12 @@ class Surroundings:
         self.neighbors = 0
         #: The error of each host's clock, in seconds.
         self.skews: dict[str, float] = {}
-        #: The processes of all servers, with the latest one last.
+        #: The processes of all servers, with the latest one last; those of their shards are their own.
         self.servers: list[Any] = []
+        #: The snapshots, with whole vectors where it has some, that servers with shards have restored.
+        self.saved: dict[Process, Saved] = {}
+        #: The number of the ticket's snapshot to which each part of a divided center belongs, by the part's name.
+        self.snapshots_of_parts: dict[str, int] = {}
         self.child_of: dict[Process, Any] = {}
         #: The Spark job that runs a driver's server, if that is a task.
         self.actions: dict[Process, Any] = {}
@@ -168,17 +174,21 @@ class VirtualMemory:
 
 
 class VirtualChild:
-    """A server's process, as a simulated `world.processes.Child`."""
+    """A server's process, as a simulated `world.processes.Child`; a child of a server is one of its shards."""
 
     def __init__(self, surroundings: Surroundings, driver: Process) -> None:
         self.surroundings, self.driver = surroundings, driver
         self._scheduler = surroundings.scheduler
-        surroundings.servers.append(self)
-        self.pid = len(surroundings.servers)
-        self.process = Process(f"server{self.pid}", driver.host)
+        #: The server that has started this shard; None if this is a server.
+        self.sequencer: VirtualChild | None = surroundings.child_of.get(driver)
+        #: The server's shards, in their order.
+        self.shards: list[VirtualChild] = []
+        self.pid, self.process = self._join_family()
         self.process.watched = True
         surroundings.child_of[self.process] = self
-        self.world = VirtualWorld(surroundings, self.process, "server")
+        self.world = VirtualWorld(surroundings, self.process, "server" if self.sequencer is None else SHARD)
+        #: The request with which it was started; None before it has arrived.
+        self.request: StartRequest | None = None
         #: The server of the process, once it is up.
         self.server: Any = None
         #: The unread lines of its input.
@@ -188,7 +198,22 @@ class VirtualChild:
         driver.at_end.append(lambda: self._scheduler.wake_all(self._news))
         self.process.at_end.append(lambda: self._scheduler.wake_all(self._news))
         self._scheduler.start(self.process, self._main, "main")
-        surroundings.strike_awaiting(self.process)
+        if self.sequencer is None:
+            surroundings.strike_awaiting(self.process)
+
+    def _join_family(self) -> tuple[int, Process]:
+        """Return the number and the process of this server or shard."""
+        sequencer = self.sequencer
+        family = self.surroundings.servers if sequencer is None else sequencer.shards
+        family.append(self)
+        name = f"server{len(family)}" if sequencer is None else f"{sequencer.process.name}shard{len(family) - 1}"
+        return len(family), Process(name, self.driver.host)
+
+    @property
+    def family(self) -> list[Process]:
+        """Return the processes that serve together: the server and its shards."""
+        sequencer = self.sequencer or self
+        return [sequencer.process, *(shard.process for shard in sequencer.shards)]
 
     def _main(self) -> None:
         self._scheduler.wait(None, self.surroundings.startup)
@@ -196,12 +221,15 @@ class VirtualChild:
 
     # ---- the process' own side
 
-    def input_line(self) -> bytes | None:
-        """Return the next line of its input, or None after the goodbye or when its driver is gone."""
+    def input_line(self, over: Callable[[], bool] = lambda: False, poll: float | None = None) -> bytes | None:
+        """Return the next line of its input, or None after the goodbye, when its driver is gone, or if ``over()``.
+
+        ``over`` is called every ``poll`` seconds.
+        """
         while not self.lines:
-            if not self.driver.alive:
+            if not self.driver.alive or over():
                 return None
-            self._scheduler.wait(self._news, None)
+            self._scheduler.wait(self._news, poll)
         line = self.lines.pop(0)
         return None if line == GOODBYE else line
 
@@ -218,12 +246,14 @@ class VirtualChild:
         self._scheduler.wake_all(self._news)
 
     def wait_until_over(self, server: Any) -> int:
-        """Serve until the driver says goodbye or is gone."""
+        """Serve until the driver says goodbye or is gone; with shards, also until a process has lost another one."""
         self.server = server
-        while self.input_line() is not None:
+        divided = self.sequencer is not None or self.request is None or self.request.settings.shards > 1
+        poll = POLL_SECONDS if divided else None
+        while self.input_line(lambda: divided and server.corrupt, poll) is not None:
             pass
         self._scheduler.later(_ALARM, lambda: self._scheduler.kill(self.process, -14))
-        return 0
+        return int(divided and server.corrupt)
 
     # ---- the driver's side
 

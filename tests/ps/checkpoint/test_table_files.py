@@ -12,7 +12,7 @@ from support.logs import texts
 from support.present import present
 from support.ps.saved_tables import SavedTables, small_files
 
-from distkeras.ps.checkpoint.snapshots import RowFile
+from distkeras.ps.checkpoint.row_files import RowFile
 from distkeras.ps.errors import DifferentJobError, SnapshotError
 
 

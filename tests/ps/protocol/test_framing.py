@@ -19,7 +19,8 @@ from support.ps.frames import feed, joined, same_message, shake_hands, some_comm
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
 from distkeras.ps.protocol import framing, loop, messages
 from distkeras.ps.protocol.framing import MAGIC, VERSION, Connection, EndOfStream, Limits, Reader, decode, encode
-from distkeras.ps.protocol.messages import MESSAGES, Ack, CenterReply, Commit, Fault, Message, PeerVector, Publish
+from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Fault, Message, PeerVector, Publish
+from distkeras.ps.protocol.registry import MESSAGES
 from distkeras.ps.protocol.shared_slots import SLOTS_MAX, TOKEN_BYTES, SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids
 

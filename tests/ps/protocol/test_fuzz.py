@@ -18,7 +18,6 @@ from support.ps.frames import shake_hands, some_commit
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
 from distkeras.ps.protocol.framing import HANDSHAKE_LIMITS, MAGIC, VERSION, Connection, EndOfStream, Limits, encode
 from distkeras.ps.protocol.messages import (
-    MESSAGES,
     Ack,
     Answer,
     Challenge,
@@ -29,6 +28,7 @@ from distkeras.ps.protocol.messages import (
     Proof,
     Publish,
 )
+from distkeras.ps.protocol.registry import MESSAGES
 
 KEY = bytes(range(32))
 LIMITS = Limits(fields=4096, body=8192, arrays=16)

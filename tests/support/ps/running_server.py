@@ -75,7 +75,7 @@ class Running:
         statistics = (
             np.zeros(moving_statistics, np.float32) if isinstance(moving_statistics, int) else moving_statistics
         )
-        rows = [] if tables is None else list(zip(tables.shapes, tables.rows, strict=True))
+        rows = [] if tables is None else tables.whole_rows()
         self._publication = (vector, statistics, b"the model", layouts, rows)
         if publish:
             self.publish()

@@ -14,7 +14,8 @@ import numpy as np
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.living_tables import make_table
 from distkeras.ps.checkpoint import table_files
-from distkeras.ps.checkpoint.snapshots import LogFiles, RowFile, Saved, SnapshotDirectory
+from distkeras.ps.checkpoint.row_files import RowFile
+from distkeras.ps.checkpoint.snapshots import LogFiles, Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.state import capture
 from distkeras.ps.checkpoint.table_files import TableFiles
 from distkeras.ps.protocol.tables import TableShape

@@ -59,6 +59,10 @@ class ToyTables:
         """Return the shapes of small tables that contain all rows."""
         return tuple(replace(shape, most=shape.rows) for shape in self.shapes)
 
+    def whole_rows(self) -> list[tuple[TableShape, np.ndarray]]:
+        """Return the tables whose rows are published, and these rows."""
+        return [(shape, rows) for shape, rows in zip(self.shapes, self.rows, strict=True) if not shape.partial]
+
     def tables(self) -> list[Table]:
         return [Table(shape, rows.astype(np.float32)) for shape, rows in zip(self.shapes, self.rows, strict=True)]
 
@@ -114,7 +118,7 @@ def continued(batches: Sequence[TableBatch], welcome: Welcome) -> Iterator[Table
     return iter([batch for batch in batches if (batch.epoch, batch.index) >= (welcome.epoch, welcome.batch)])
 
 
-def table_worker(
+def table_worker(  # noqa: PLR0913 - keywords, of which a test gives few
     address: Address,
     rule: Rule,
     model: ToyTables,
@@ -124,11 +128,12 @@ def table_worker(
     attempt: int = 0,
     eta: float = 0.1,
     gradient: Callable[[np.ndarray, TableBatch], np.ndarray] | None = None,
+    connect: type[WorkerClient] = WorkerClient,
     **options: Any,
 ) -> Connected:
-    """Return a real client, its welcome, and a function that begins with a toy replica, for `run_worker`."""
+    """Return a client made by ``connect``, its welcome, and a function that begins with a replica, for `run_worker`."""
     size = model.dense.size
-    client = WorkerClient(address, worker=worker, attempt=attempt, size=size, tables=model.shapes, **options)
+    client = connect(address, worker=worker, attempt=attempt, size=size, tables=model.shapes, **options)
 
     def begin(welcome: Welcome) -> Loop:
         cut = cut_windows(continued(batches, welcome), rule.window)  # type: ignore[arg-type]  # the window is a number

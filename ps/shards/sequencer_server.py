@@ -1,0 +1,343 @@
+"""The sequencer's answers: those of a server whose center has no elements, and those to its shards.
+
+A worker sends its commit when all shards have stored their parts of it, and the commit is decided as on one server. The
+decision is a ticket, and the reply to the worker names the ticket at which the shards have its slices of the center.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from distkeras.ps.center.center import Center, Released
+from distkeras.ps.center.checks import check_shapes
+from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
+from distkeras.ps.errors import (
+    ConfigurationError,
+    DeadlineError,
+    DifferentJobError,
+    NonFiniteError,
+    RemoteProtocolError,
+    ServerLostError,
+    ShapeError,
+)
+from distkeras.ps.protocol import messages
+from distkeras.ps.protocol.compression import FORMATS, require_format
+from distkeras.ps.protocol.framing import Limits
+from distkeras.ps.protocol.messages import Message
+from distkeras.ps.protocol.shard_messages import (
+    AddUp,
+    AskTicket,
+    DividedCommit,
+    DividedInspect,
+    DividedRemoval,
+    DividedReply,
+    LatestTicket,
+    ListShards,
+    PartSaved,
+    PublishSize,
+    RegisterShard,
+    ShardFault,
+    Shards,
+    TakeTickets,
+    Tickets,
+    Total,
+)
+from distkeras.ps.protocol.tables import describe, most_state_bytes
+from distkeras.ps.server.dispatcher import Dispatcher
+from distkeras.ps.server.job_state import Peer, ServerState
+from distkeras.ps.server.loan_requests import LoanRequests
+from distkeras.ps.server.requests import OptimizerRequests
+from distkeras.ps.server.shard_role import ShardRole
+from distkeras.ps.settings import ServerSettings
+from distkeras.ps.shards.saving import PartsOfShards
+from distkeras.ps.shards.sequencer import ELEMENTS, SequencingCenter
+from distkeras.ps.shards.tickets import rows_of
+from distkeras.ps.shards.totals import Totals
+from distkeras.ps.world.world import REAL, World
+
+#: The longest time that a request for tickets waits, in seconds.
+_PATIENCE_MOST = 10.0
+#: The most tickets that one message has: a shard that asks for the next ones is known to be alive.
+_TICKETS_MAX = 64
+
+
+class SequencerDispatcher(Dispatcher):
+    """Answers workers, driver and shards; arguments as for `Dispatcher`.
+
+    ``size`` is the number of elements of the restored center.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        incarnation: int = 1,
+        snapshots: SnapshotDirectory | None = None,
+        restored: tuple[Center, Saved] | None = None,
+        size: int = 0,
+        world: World = REAL,
+    ) -> None:
+        self._whole = settings  # the tables are at the shards
+        self._places: dict[int, tuple[str, int]] = {}
+        self._size = size
+        self._totals = Totals(settings.shards)
+        living = sum(shape.living for shape in settings.tables)
+        #: For each shard, `LivingTable.counts` of its rows in each such table.
+        self._counts = np.zeros((settings.shards, living, 4))
+        self._parts: PartsOfShards | None = None
+        #: What the processes of the shards must know; set by what starts them.
+        self.role = ShardRole(0, "", 0, incarnation)
+        #: Whether the restored snapshot was taken in this job, and not in one that it resumes.
+        self.restored_own = restored is not None and snapshots is not None and snapshots.own(restored[1])
+        #: When each shard has started, or asked for tickets last, in seconds (monotonic).
+        self.asked_at: dict[int, float] = {}
+        super().__init__(
+            replace(settings, tables=()), incarnation=incarnation, snapshots=snapshots, restored=restored, world=world
+        )
+        if self.center is not None:
+            self._listened(self.center)
+
+    def _make_handlers(
+        self, optimizers: OptimizerRequests, loans: LoanRequests
+    ) -> dict[type[Message], Callable[[Peer, Any], Message]]:
+        return super()._make_handlers(optimizers, loans) | {
+            DividedCommit: self._on_divided_commit,
+            PublishSize: self._on_publish_size,
+            DividedInspect: self._on_divided_inspect,
+            DividedRemoval: self._on_divided_removal,
+            AskTicket: self._on_ask_ticket,
+            RegisterShard: self._on_register,
+            ListShards: self._on_list_shards,
+            TakeTickets: self._on_take_tickets,
+            ShardFault: self._on_shard_fault,
+            PartSaved: self._on_part_saved,
+            AddUp: self._on_add_up,
+        }
+
+    @property
+    def _shards(self) -> int:
+        return self._settings.shards
+
+    def _make_parts(self) -> PartsOfShards:
+        self._parts = PartsOfShards(self._shards, self.changed, lambda: self._sequencing)
+        return self._parts
+
+    def _on_part_saved(self, peer: Peer, message: PartSaved) -> Message:
+        self._require_number(message.shard)
+        with self.changed:
+            if self._parts is not None:
+                self._parts.note(message)
+        return self._acknowledge()
+
+    def _make_center(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
+        make = partial(SequencingCenter, shards=self._shards, shapes=self._whole.tables)
+        center = self._settings.make_center(vector, moving_statistics, self._incarnation, self._world, (), make=make)
+        return self._listened(center)
+
+    def _listened(self, center: Center) -> Center:
+        assert isinstance(center, SequencingCenter)
+        center.issued = self.changed.notify_all
+        return center
+
+    def _elements(self, center: Center) -> int:
+        return self._size
+
+    def _limits_of(self, center: Center) -> Limits:
+        limits = super()._limits_of(center)
+        return replace(limits, body=max(limits.body, most_state_bytes(self._size, self._whole.tables)))
+
+    def require_attentive(self, shard: int) -> None:
+        """Raise a ServerLostError if a shard that has asked for tickets stands still."""
+        asked = self.asked_at.get(shard)
+        if asked is not None and self._world.monotonic() - asked > self._deadlines.standstill + _PATIENCE_MOST:
+            raise ServerLostError(f"shard {shard} has not asked for tickets for {self._deadlines.standstill:g} s")
+
+    def _on_publish_size(self, peer: Peer, message: PublishSize) -> Message:
+        with self.changed:
+            if self._size not in (0, message.size):
+                raise DifferentJobError(
+                    f"the model must have {self._size} trainable elements, as the center that was published or "
+                    f"restored. Received: {message.size}"
+                )
+            self._size = message.size
+        return self._acknowledge()
+
+    def _on_register(self, peer: Peer, message: RegisterShard) -> Message:
+        self._require_own(message)
+        with self.changed:
+            self._require_number(message.shard)
+            place = message.host, message.port
+            if self._places.setdefault(message.shard, place) != place:
+                raise RemoteProtocolError(f"shard {message.shard} must register once. Received: another place, {place}")
+            self.changed.notify_all()
+        return self._acknowledge()
+
+    def _require_number(self, shard: int) -> None:
+        if not 0 <= shard < self._shards:
+            raise RemoteProtocolError(f"`shard` must be in [0, {self._shards}). Received: shard={shard}")
+
+    def wait_for_shards(self, seconds: float) -> bool:
+        """Wait for up to ``seconds`` until all shards have registered, or cannot; return whether that is so.
+
+        What starts the shards ends this server if one of them does not start.
+        """
+        with self.changed:
+            deadline = self._world.monotonic() + seconds
+            while self._shards > len(self._places) and self.changed.state is ServerState.RUNNING:
+                left = deadline - self._world.monotonic()
+                if left <= 0:
+                    return False
+                self.changed.wait(left)
+            return True
+
+    def _on_list_shards(self, peer: Peer, message: ListShards) -> Message:
+        with self.changed:
+            self.changed.require(
+                lambda: len(self._places) == self._shards,
+                self._deadlines.publish,
+                peer.hung_up,
+                lambda: f"shards {sorted(set(range(self._shards)) - set(self._places))} to start",
+            )
+            lines = [f"{host} {port}" for _, (host, port) in sorted(self._places.items())]
+            return Shards("\n".join(lines), self._size)
+
+    def _require_own(self, message: RegisterShard | TakeTickets) -> None:
+        """Raise a ServerLostError if a shard is one of an earlier sequencer at this address, which it outlives."""
+        if message.incarnation != self._incarnation:
+            raise ServerLostError(
+                f"shard {message.shard} must be of incarnation {self._incarnation}. Received: {message.incarnation}"
+            )
+
+    def _on_take_tickets(self, peer: Peer, message: TakeTickets) -> Message:
+        self._require_own(message)
+        self._require_number(message.shard)
+        if message.counts.size != self._counts[0].size:
+            raise RemoteProtocolError(
+                f"`counts` must have {self._counts[0].size} numbers. Received: {message.counts.size}"
+            )
+        deadline = self._world.monotonic() + min(message.patience, _PATIENCE_MOST)
+        with self.changed:
+            self._counts[message.shard] = message.counts.reshape(-1, 4)
+            while True:
+                self.asked_at[message.shard] = self._world.monotonic()
+                self.changed.require_readable()
+                center = self.center
+                if isinstance(center, SequencingCenter):
+                    tickets = center.log_of_tickets.after(message.shard, message.after)
+                    if tickets:
+                        return Tickets(rows_of(tickets[:_TICKETS_MAX]))
+                if not self.changed.wait_for_change(deadline, peer.hung_up):
+                    return Tickets()
+
+    def _on_add_up(self, peer: Peer, message: AddUp) -> Message:
+        deadline = self._world.monotonic() + self._deadlines.reply
+        self._require_number(message.shard)
+        with self.changed:
+            self._totals.add(message.ticket, message.shard, message.shares)
+            self.changed.notify_all()
+            while not self._totals.complete(message.ticket):
+                self.changed.require_readable()
+                if not self.changed.wait_for_change(deadline, peer.hung_up):
+                    raise DeadlineError(f"waited {self._deadlines.reply:g} s for all shares of ticket {message.ticket}")
+            return Total(self._totals.take(message.ticket))
+
+    def _on_shard_fault(self, peer: Peer, message: ShardFault) -> Message:
+        partition = self.partition_of(None if message.worker < 0 else message.worker)
+        self.changed.fail(replace(message, worker=-1 if partition is None else partition))
+        return self._acknowledge()
+
+    def _on_hello(self, peer: Peer, message: messages.Hello) -> Message:
+        self._wait_for_publish(peer)
+        self._check_hello(message)
+        # The vectors are at the shards, in the worker's format.
+        bare = replace(message, size=ELEMENTS, tables="", wire_format=FORMATS[0], memory="", memory_token="")
+        welcome = super()._on_hello(peer, bare)
+        if isinstance(welcome, messages.Welcome) and not welcome.finished:
+            with self.changed:
+                # No commit or release of this lease can have come since it was granted, as the worker has no answer.
+                if self.connections.get(message.worker) is peer:
+                    self._sequencing.connections[message.worker] = message.connection
+        return welcome
+
+    def _check_hello(self, message: messages.Hello) -> None:
+        center, tables = self._require_sound(), describe(self._whole.tables)
+        if (message.size, message.moving_statistics) != (self._size, center.moving_statistics.size):
+            raise ShapeError(
+                f"the model must have {self._size} trainable and {center.moving_statistics.size} moving elements. "
+                f"Received: {message.size} and {message.moving_statistics}",
+                worker=message.worker,
+            )
+        if message.tables != tables:
+            raise ShapeError(
+                f"the worker's tables must be {tables or 'none'}. Received: {message.tables or 'none'}",
+                worker=message.worker,
+            )
+        if message.wire_format not in FORMATS:
+            raise RemoteProtocolError(
+                f"`wire_format` must be one of {FORMATS}. Received: wire_format={message.wire_format!r}",
+                worker=message.worker,
+            )
+        require_format(message.wire_format, center.rule)
+        if tables and message.wire_format != FORMATS[0]:
+            raise ConfigurationError(
+                f"`wire_format` must be {FORMATS[0]!r} where tables travel by rows. "
+                f"Received: wire_format={message.wire_format!r}",
+                worker=message.worker,
+            )
+
+    @property
+    def _sequencing(self) -> SequencingCenter:
+        center = self._require_sound()
+        assert isinstance(center, SequencingCenter)
+        return center
+
+    def _on_divided_commit(self, peer: Peer, commit: DividedCommit) -> Message:
+        if not commit.problem:
+            return self._on_commit(peer, commit)
+        center = self._require_sound()
+        center.leases.held(commit.worker, commit.attempt)
+        check_shapes(center, commit)
+        return self._skip(peer, center, commit, NonFiniteError(commit.problem, worker=commit.worker, step=commit.first))
+
+    def _reply_with_center(
+        self, peer: Peer, center: Center, released: Released, *, whole: bool = False
+    ) -> messages.CenterReply:
+        reply = super()._reply_with_center(peer, center, released, whole=whole)
+        return DividedReply(**vars(reply), ticket=released.ticket)
+
+    def _status(self) -> messages.Status:
+        return replace(super()._status(), tables=self._counts.sum(axis=0))
+
+    def _on_divided_inspect(self, peer: Peer, message: DividedInspect) -> Message:
+        with self.changed:
+            self._require_center(peer)
+            center = self._sequencing
+            released = center.inspect(request=message.request)
+        return self._reply_with_center(peer, center, released, whole=True)
+
+    def _on_divided_removal(self, peer: Peer, message: DividedRemoval) -> Message:
+        with self.changed:
+            self._require_center(peer)
+            self.changed.require_running()
+            self._sequencing.remove_requested(message.request)
+            answer = self._acknowledge()
+            self._wait_until_saved(peer)  # else a restarted server would continue without the change
+        return answer
+
+    def _on_ask_ticket(self, peer: Peer, message: AskTicket) -> Message:
+        with self.changed:
+            self._require_center(peer)
+            return LatestTicket(self._sequencing.log_of_tickets.last)
+
+    def _on_begin_micro_batch(self, peer: Peer, message: messages.BeginMicroBatch) -> Message:
+        with self.changed:
+            answer = super()._on_begin_micro_batch(peer, message)
+            assert isinstance(answer, messages.MicroBatchBegun)
+            if answer.began:
+                self._sequencing.begun(message.number)
+            return answer
