@@ -54,6 +54,7 @@ from chaos.jobs import (
     members_job,
     relays_job,
     sequence_job,
+    shards_job,
     stream_job,
     table_job,
     wide_stream_job,
@@ -92,6 +93,7 @@ JOBS = (
     "stream",
     "wide-stream",
     "relays",
+    "shards",
     "members",
     "s3",
     "groups",
@@ -358,6 +360,7 @@ def _specs(size: JobSizes, scratch: Path, scene: Scene, options: argparse.Namesp
         "sequence": sequence_job(scratch, rows=rows, epochs=epochs),
         "stream": stream_job(scratch, **streamed),
         "wide-stream": wide_stream_job(scratch, **streamed),
+        "shards": shards_job(scratch / "shards", rows=size.rows // 4, epochs=size.epochs),
         "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
         # Within one node, the workers share memory; the seed decides whether there is one node.
         "members": members_job(scratch / "members", rows=rows, epochs=epochs, nodes=1 if options.seed % 2 else WORKERS),

@@ -234,7 +234,7 @@ def _check_stream(spec: JobSpec, trainer: Trainer, model: keras.Model) -> JobRes
     )
 
 
-def image_job(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> JobSpec:
+def image_job(folder: Path, *, rows: int, epochs: int, rule: str = "asgd", units: int = 64) -> JobSpec:
     """Return a job with a small perceptron on Fashion-MNIST: real training, with an accuracy to compare.
 
     The server's rate decreases to zero over its clock, so that the final accuracy depends little on the order of the
@@ -252,7 +252,7 @@ def image_job(folder: Path, *, rows: int, epochs: int, rule: str = "asgd") -> Jo
         import keras
 
         keras.utils.set_random_seed(0)
-        layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10, activation="softmax")]
+        layers = [keras.layers.Dense(units, activation="relu"), keras.layers.Dense(10, activation="softmax")]
         model = keras.Sequential([keras.Input((784,)), *layers])
         model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
@@ -284,6 +284,12 @@ def relays_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
     return replace(
         counting_job(folder, rows=rows, epochs=epochs), name="relays (downpour)", options={"relays": WORKERS - 1}
     )
+
+
+def shards_job(folder: Path, *, rows: int, epochs: int) -> JobSpec:
+    """Return the job on images with a center of three blocks, each of which is at a shard of its own."""
+    spec = image_job(folder, rows=rows, epochs=epochs, units=200)
+    return replace(spec, name="shards (asgd)", options=spec.options | {"shards": 3})
 
 
 def members_job(folder: Path, *, rows: int, epochs: int, nodes: int = WORKERS) -> JobSpec:
