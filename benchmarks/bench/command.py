@@ -30,6 +30,7 @@ SECTIONS = (
     "start",
     "goodput",
     "link",
+    "shards",
 )
 #: Sections that are measured only if they are named.
 ON_REQUEST = ("gpu",)

@@ -17,7 +17,7 @@ import os
 import random
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -110,22 +110,33 @@ def shaped(gbps: int) -> Iterator[Link]:
     net = ipaddress.IPv4Network((int(NETWORK.network_address) + 4 * random.randrange(nets), 30))
     near, far = map(str, net.hosts())
     with ExitStack() as stack:
-        holder = stack.enter_context(_namespace())
+        holder = stack.enter_context(unnamed_namespace())
         namespace = f"/proc/{holder}/ns/net"
         # This precedes its creation, so that the link is removed even if the next call fails.
         stack.callback(_remove, device)
-        _tool("ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}f", "netns", str(holder))
-        for end, address, within in ((device, near, ()), (f"{device}f", far, ("nsenter", f"--net={namespace}"))):
-            _tool(*within, "ip", "address", "add", f"{address}/30", "dev", end)
-            _tool(*within, "ip", "link", "set", end, "up")
-            _tool(*within, "ip", "route", "change", str(net), "dev", end, "src", address, "congctl", "cubic")
-            bucket = ("rate", f"{gbps}gbit", "burst", BURST[gbps], "latency", QUEUE)
-            _tool(*within, "tc", "qdisc", "add", "dev", end, "root", "tbf", *bucket)
+        run_tool("ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}f", "netns", str(holder))
+        for end, address, where in ((device, near, ()), (f"{device}f", far, ("nsenter", f"--net={namespace}"))):
+            run = partial(run_tool, *where)
+            bring_up(run, end, address, net)
+            shape(run, end, gbps)
         yield Link(device, near, namespace)
 
 
+def bring_up(run: Callable[..., None], device: str, address: str, net: ipaddress.IPv4Network) -> None:
+    """Give a device its address in ``net``; ``run`` runs a command in its namespace."""
+    run("ip", "address", "add", f"{address}/{net.prefixlen}", "dev", device)
+    run("ip", "link", "set", device, "up")
+    run("ip", "route", "change", str(net), "dev", device, "src", address, "congctl", "cubic")
+
+
+def shape(run: Callable[..., None], device: str, gbps: int) -> None:
+    """Limit what a device sends."""
+    bucket = ("rate", f"{gbps}gbit", "burst", BURST[gbps], "latency", QUEUE)
+    run("tc", "qdisc", "add", "dev", device, "root", "tbf", *bucket)
+
+
 @contextmanager
-def _namespace() -> Iterator[int]:
+def unnamed_namespace() -> Iterator[int]:
     """Yield a process in an unnamed network namespace, which the kernel removes with the last process in it.
 
     The process ends with this one in any case, and the devices of the namespace are removed with it.
@@ -143,7 +154,8 @@ def _namespace() -> Iterator[int]:
         yield process.pid
 
 
-def _tool(*command: str) -> None:
+def run_tool(*command: str) -> None:
+    """Run a command; raise a NoLinkError if it fails, or if this machine does not have it."""
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
     except OSError as error:
@@ -154,7 +166,7 @@ def _tool(*command: str) -> None:
 
 def _remove(device: str) -> None:
     with suppress(NoLinkError):  # The device was not created, or was removed with the namespace.
-        _tool("ip", "link", "delete", device)
+        run_tool("ip", "link", "delete", device)
 
 
 def enter(namespace: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,8 @@ from distkeras.ps.protocol.loop import NO_FLOATS, CommitRecord
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.shards.spread_client import SpreadWorkerClient
+from distkeras.ps.shards.spread_driver import SpreadDriverClient
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.relay_group import RelayGroup
@@ -28,7 +30,7 @@ Shapes = tuple[tuple[int, ...], ...]
 #: Mini-batches of a commit, each with a row of history: timestamp, samples, loss and a metric.
 STEPS = 5
 HISTORY = np.tile(np.array([1.8e9, 32, 0.5, 0.9]), (STEPS, 1))
-ETA = 1e-3
+ETA = MOVE = 1e-3
 _WARM_UP = 0.3
 
 
@@ -45,7 +47,8 @@ def elements(shapes: Shapes) -> int:
 class WorkerExchange:
     """A worker's client, which commits a payload with its history and receives the new center.
 
-    With ``shared``, vectors are in memory that it shares with the server; a ``group`` is the number of workers in it.
+    With ``shared``, vectors are in memory that it shares with the server; a ``group`` is the number of workers in it;
+    ``shards`` are those of the center.
     """
 
     def __init__(
@@ -57,14 +60,16 @@ class WorkerExchange:
         *,
         shared: bool = False,
         group: int | None = None,
+        shards: int = 1,
     ) -> None:
         relays = None if group is None else RelayGroup(lambda: "127.0.0.1", "", group)
         options: dict[str, Any] = {"wire_format": wire_format, "shared_parts": int(shared), "group": relays}
         metrics = ("loss", "accuracy")
-        self._client = WorkerClient(address, worker=number, attempt=0, size=size, metrics=metrics, **options)
+        kind = SpreadWorkerClient if shards > 1 else WorkerClient
+        self._client = kind(address, worker=number, attempt=0, size=size, metrics=metrics, **options)
         self._client.join()  # There is no pull yet, because with some rules it waits for all other workers.
         self._parts = self._client.payload(1)
-        self._parts[0].fill(1e-3)
+        self._parts[0].fill(MOVE)
         self._batch = 0
 
     def exchange(self) -> None:
@@ -86,6 +91,10 @@ class WorkerExchange:
         )
         self._client.commit(request)
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
 
 @dataclass(frozen=True)
 class Rig:
@@ -95,13 +104,22 @@ class Rig:
     fleet: Fleet
 
 
+def driver_of(address: Address, shards: int) -> DriverClient:
+    """Return a driver's client for a center that is divided among ``shards``."""
+    return SpreadDriverClient(address) if shards > 1 else DriverClient(address)
+
+
+def publish(address: Address, size: int, shards: int = 1) -> None:
+    """Publish a center of ``size`` zeros, float32."""
+    with closing(driver_of(address, shards)) as driver:
+        driver.publish(np.zeros(size, np.float32))
+
+
 @contextmanager
 def center_server(size: int, settings: ServerSettings) -> Iterator[ServerProcess]:
     """Yield the project's server, whose center has ``size`` elements, float32, zeros at first."""
     with ServerProcess(settings) as server:
-        driver = DriverClient(server.address)
-        driver.publish(np.zeros(size, np.float32))
-        driver.close()
+        publish(server.address, size, settings.shards)
         yield server
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-from bench import bare, groups, link
+from bench import bare, groups, link, shards
 from bench.command import main
 from bench.kernels import Bare, Whole
 from bench.measure import Case, Row, measure, measured
@@ -286,6 +286,23 @@ def test_every_case_of_the_link_runs() -> None:
     rows = list(measured(link.cases(True), 1))
     assert len(rows) == 2 * 2
     assert all(one.ours and one.naive for one in rows)
+
+
+def test_without_hosts_the_rows_of_shards_state_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # The path has no tools.
+    rows = list(measured(shards.cases(True)[1:2], 1))
+    assert [(one.case, one.ours) for one in rows] == [
+        (f"1 Gbit/s links, 20 MB, {count} shards", None) for count in (2, 4)
+    ]
+    assert {one.refused for one in rows} == {"not measured: unshare: No such file or directory"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shaping")
+def test_every_case_of_shards_runs() -> None:
+    rows = list(measured(shards.cases(True), 1))
+    assert all(one.ours and not one.refused for one in rows)
+    assert [one.ratio_to_limit for one in rows if one.limit] == [1.0]
 
 
 @pytest.mark.slow
