@@ -307,6 +307,8 @@ class _Run:
         assert isinstance(window, int), "workers of groups must have windows of a fixed length"
         late = window * self.plan.long_step > self.plan.deadlines.reply
         begins = "to run at once" in error.message or "to announce" in error.message
+        # A server with shards sends before it is up, so each of its three starts may be struck.
+        starts = sum(fault.kind in NEED_CHECKPOINT for fault in self.injected) if self.plan.shards > 1 else 0
         excused = (
             (not self.plan.every and kinds & {*NEED_CHECKPOINT})
             or self.watch.damaged
@@ -314,6 +316,7 @@ class _Run:
             or (isinstance(error, LedgerError) and self.plan.altered and len(self.drivers) > 1)
             or (isinstance(error, DeadlineError) and "to run at once" in error.message and away >= 3)
             or ("for the driver to" in error.message and cut_off >= 2)
+            or ("before it had started" in error.message and starts >= 3)
             or (late and isinstance(error, DeadlineError) and begins)
             or (late and isinstance(error, WorkerError) and self.plan.cluster)  # The tasks of the job report it.
         )
