@@ -157,6 +157,13 @@ class SequencerDispatcher(Dispatcher):
         if asked is not None and self._world.monotonic() - asked > self._deadlines.standstill + _PATIENCE_MOST:
             raise ServerLostError(f"shard {shard} has not asked for tickets for {self._deadlines.standstill:g} s")
 
+    def _wait_for_publish(self, peer: Peer) -> None:
+        with self.changed:
+            if len(self._places) < self._shards:
+                # As if no server listened yet: they may read their snapshot for longer than a publication takes.
+                raise ServerLostError("the shards of this server are starting")
+        super()._wait_for_publish(peer)
+
     def _on_publish_size(self, peer: Peer, message: PublishSize) -> Message:
         with self.changed:
             if self._size not in (0, message.size):

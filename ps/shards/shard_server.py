@@ -64,24 +64,37 @@ from distkeras.ps.shards.shard import CommitPart, Shard
 from distkeras.ps.shards.tickets import PartKey, tickets_of
 from distkeras.ps.shards.totals import PartialCenter
 from distkeras.ps.transport.client import Address, Channel, Client
+from distkeras.ps.transport.deadlines import Backoff
 from distkeras.ps.world.world import REAL, World
 
 #: The worker of a peer that has not sent a `Greet`: the driver.
 _DRIVER = -1
 #: Seconds that the sequencer waits for a ticket before it answers that there is none.
 _PATIENCE = 5.0
+#: Seconds between two attempts to reach the sequencer, at most.
+_PAUSE_SECONDS_MAX = 1.0
 
 
 class _SequencerClient(Client):
-    """A connection that is not made again: another sequencer may have the address later.
+    """A connection that is made once: another sequencer may have the address later.
 
     The first message over it says of which incarnation the shard is.
     """
 
+    #: Whether the shard ends.
+    closed = False
+
     def _connect(self) -> Channel:
+        """Connect; a sequencer that is suspended or busy while it starts may answer later."""
         if self._met:
             raise ServerLostError("the connection of the shard to its sequencer has ended")
-        return super()._connect()
+        backoff = Backoff(longest=_PAUSE_SECONDS_MAX, timeout=self.deadlines.publish, world=self.world)
+        while True:
+            try:
+                return super()._connect()
+            except ServerLostError:
+                if self.closed or not backoff.pause():
+                    raise
 
 
 class Follower:
@@ -132,6 +145,7 @@ class Follower:
             self._closed = True
             self._changed.notify_all()
         for client in (self._reports, self._tickets):
+            client.closed = True
             if client.channel is not None:
                 client.channel.hang_up()
         for thread in self._threads:
