@@ -182,7 +182,12 @@ class PartSaved(Message):
 
 
 class ShardFault(Fault):
-    """Shard → sequencer: the job must end with this error."""
+    """Shard → sequencer: the job must end with this error.
+
+    ``within_ticket``: it has occurred while a ticket was applied, and the shard applies no further ones.
+    """
+
+    within_ticket: bool = False
 
 
 class DividedInspect(Inspect, kw_only=True):

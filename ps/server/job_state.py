@@ -273,7 +273,7 @@ class JobCondition:
 
     def require_readable(self) -> None:
         """Raise as `require_running` does, unless the job has failed: the driver may still read the center then."""
-        if self.state is not ServerState.FAILED or self.corruption is not None:
+        if self.state not in (ServerState.FAILED, ServerState.RELEASED) or self.corruption is not None:
             self.require_running()
 
     def wait_while_running(self, condition: Callable[[], bool], timeout: float, hung_up: Callable[[], bool]) -> bool:

@@ -29,10 +29,12 @@ from distkeras.ps.shards.sequencer_server import SequencerDispatcher
 from distkeras.ps.shards.shard_server import ShardDispatcher
 from distkeras.ps.transport.client import server_context
 from distkeras.ps.world.processes import POLL_SECONDS, Child
-from distkeras.ps.world.world import REAL, World
+from distkeras.ps.world.world import REAL, Thread, World
 
 #: Seconds for a shard to end.
 _END = 10.0
+#: Seconds between two checks of a shard, after which this process was suspended meanwhile.
+_SUSPENDED = 5.0
 
 
 class _Divided(ServerKind):
@@ -144,13 +146,19 @@ class ShardProcesses:
             replace(request, settings=settings, shard=replace(role, shard=number)) for number in range(settings.shards)
         ]
         self._children: list[Child] = []
+        self._threads: list[Thread] = []
 
     def __enter__(self) -> ShardProcesses:
-        for number, request in enumerate(self._requests):
-            child = spawn_server(self._world)
-            self._children.append(child)
-            for name, run in (("log", self._copy_log), ("watch", partial(self._watch, number, request))):
-                self._world.thread(partial(run, child), f"shard-{number}-{name}").start()
+        try:
+            for number, request in enumerate(self._requests):
+                child = spawn_server(self._world)
+                self._children.append(child)
+                for name, run in (("log", self._copy_log), ("watch", partial(self._watch, number, request))):
+                    self._threads.append(self._world.thread(partial(run, child), f"shard-{number}-{name}"))
+                    self._threads[-1].start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -161,6 +169,10 @@ class ShardProcesses:
             if not child.wait(_END):
                 child.kill()
                 child.wait(_END)
+        for thread in self._threads:  # which read the pipes
+            if thread.ident is not None:
+                thread.join(_END)
+        for child in self._children:
             child.close()
 
     def _copy_log(self, child: Child) -> None:
@@ -170,18 +182,28 @@ class ShardProcesses:
 
     def _watch(self, number: int, request: StartRequest, child: Child) -> None:
         """Start a shard, and end the sequencer when it ends."""
-        changed = self._dispatcher.changed
         try:
             report = ask(child, request)
             if isinstance(report, NotStarted):
                 raise report.to_error()
-            self._dispatcher.asked_at.setdefault(number, self._world.monotonic())
+            looked_at = self._world.monotonic()
+            self._dispatcher.asked_at.setdefault(number, looked_at)
             while not child.wait(POLL_SECONDS):
+                if self._world.monotonic() - looked_at > _SUSPENDED:  # no shard could ask this process for tickets
+                    self._dispatcher.asked_at[number] = self._world.monotonic()
+                looked_at = self._world.monotonic()
                 self._dispatcher.require_attentive(number)
             raise ServerLostError(f"shard {number} has ended with status {child.exit_code}")
         except (ServerLostError, DeadlineError) as error:  # another one may start in time
-            if not self._closed:
-                changed.report_corruption(error.message)
+            self._end_server(error.message)
         except DistkerasError as error:
             if not self._closed:
-                changed.fail(fault_of(error))
+                self._dispatcher.changed.fail(fault_of(error))
+        except Exception as error:  # noqa: BLE001 - without this thread, the end of the shard would not be seen
+            self._end_server(f"shard {number} cannot be watched: {type(error).__name__}: {error}")
+
+    def _end_server(self, reason: str) -> None:
+        """Let the driver start another server, unless this one ends, or the job has an error that it must read here."""
+        changed = self._dispatcher.changed
+        if not self._closed and changed.fault is None:
+            changed.report_corruption(reason)

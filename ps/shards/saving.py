@@ -61,6 +61,8 @@ class PartsOfShards:
             deadline = changed.world.monotonic() + _WRITING_SECONDS
             while len(self._saved) < self._shards:
                 changed.require_readable()  # the last snapshot of a failed job is written, too
+                if self._center().corrupt:
+                    raise SnapshotError("a shard has failed within a ticket, and takes no further ones")
                 if not changed.wait_for_change(deadline, lambda: False):
                     missing = sorted(set(range(self._shards)) - set(self._saved))
                     raise SnapshotError(f"waited {_WRITING_SECONDS:g} s for shards {missing} to save snapshot {marker}")

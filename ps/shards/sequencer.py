@@ -60,11 +60,6 @@ class TicketLog:
         self._forgotten += due
         return self._tickets[number - self._forgotten :]
 
-    @property
-    def behind(self) -> int:
-        """The number of tickets that the slowest shard has not taken."""
-        return self.last - min(self._taken)
-
 
 class _SequencedValues(DriverValues):
     """The driver's values; a new learning rate is a ticket."""
@@ -105,9 +100,15 @@ class SequencingCenter(Center):
         self.saved_tables = (*tables, *(table.marks for table in self.living))
         #: The number of the connection over which each lease is held, by the number of the lease.
         self.connections: dict[int, int] = {}
+        #: Whether a shard has failed within a ticket, such as by arithmetic that is not finite.
+        self.shard_failed = False
         #: Is called after each ticket, under the lock: shards wait for it.
         self.issued: Callable[[], None] = lambda: None
         self.values = _SequencedValues(self)
+
+    @property
+    def corrupt(self) -> bool:
+        return self.shard_failed or super().corrupt
 
     def issue(self, ticket: Ticket) -> int:
         """Issue a ticket for a call that has just succeeded; return its number."""

@@ -18,8 +18,8 @@ from distkeras.ps.center.checks import check_shapes
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
     ConfigurationError,
-    DeadlineError,
     DifferentJobError,
+    JobStoppedError,
     NonFiniteError,
     RemoteProtocolError,
     ServerLostError,
@@ -152,10 +152,13 @@ class SequencerDispatcher(Dispatcher):
         return replace(limits, body=max(limits.body, most_state_bytes(self._size, self._whole.tables)))
 
     def require_attentive(self, shard: int) -> None:
-        """Raise a ServerLostError if a shard that has asked for tickets stands still."""
-        asked = self.asked_at.get(shard)
-        if asked is not None and self._world.monotonic() - asked > self._deadlines.standstill + _PATIENCE_MOST:
-            raise ServerLostError(f"shard {shard} has not asked for tickets for {self._deadlines.standstill:g} s")
+        """Raise a ServerLostError if a shard stands still, for as long as a server may: see `Deadlines.standstill`."""
+        if self.changed.fault is not None:  # a shard that has ended the job asks for no more tickets
+            return
+        patience = self._deadlines.reply if self._whole.checkpoint is None else self._deadlines.standstill
+        silence = self._world.monotonic() - self.asked_at[shard]
+        if silence > patience + _PATIENCE_MOST:
+            raise ServerLostError(f"shard {shard} has not asked for tickets for {silence:.0f} s")
 
     def _wait_for_publish(self, peer: Peer) -> None:
         with self.changed:
@@ -242,19 +245,25 @@ class SequencerDispatcher(Dispatcher):
                     return Tickets()
 
     def _on_add_up(self, peer: Peer, message: AddUp) -> Message:
-        deadline = self._world.monotonic() + self._deadlines.reply
         self._require_number(message.shard)
+        # A shard that stands still is found before: see `require_attentive`.
+        deadline = self._world.monotonic() + self._deadlines.reply + self._deadlines.standstill + _PATIENCE_MOST
         with self.changed:
             self._totals.add(message.ticket, message.shard, message.shares)
             self.changed.notify_all()
             while not self._totals.complete(message.ticket):
                 self.changed.require_readable()
+                if self._sequencing.shard_failed:
+                    raise JobStoppedError("a shard has ended the job, and sends no shares any more")
                 if not self.changed.wait_for_change(deadline, peer.hung_up):
-                    raise DeadlineError(f"waited {self._deadlines.reply:g} s for all shares of ticket {message.ticket}")
+                    raise ServerLostError(f"waited for all shares of ticket {message.ticket} until their deadline")
             return Total(self._totals.take(message.ticket))
 
     def _on_shard_fault(self, peer: Peer, message: ShardFault) -> Message:
         partition = self.partition_of(None if message.worker < 0 else message.worker)
+        if message.within_ticket:
+            with self.changed:
+                self._sequencing.shard_failed = True
         self.changed.fail(replace(message, worker=-1 if partition is None else partition))
         return self._acknowledge()
 

@@ -104,6 +104,7 @@ class Follower:
         address: of the sequencer.
         name: of the threads.
         apply: applies tickets, in order, and returns the request for the next ones.
+        fail: is called with an error of the job, after which no ticket is applied.
         lost: is called with the error, if the sequencer cannot be reached; then the shard must end.
     """
 
@@ -114,9 +115,10 @@ class Follower:
         name: str,
         world: World,
         apply: Callable[[np.ndarray], TakeTickets],
+        fail: Callable[[Fault], None],
         lost: Callable[[Exception], None],
     ) -> None:
-        self._apply, self._lost = apply, lost
+        self._apply, self._fail, self._lost = apply, fail, lost
         self._changed = world.condition()
         self._due: deque[Message] = deque()
         self._closed = False
@@ -175,25 +177,30 @@ class Follower:
     def _take_tickets(self) -> None:
         request = self._apply(NO_ROWS)
         while not self._closed:
-            request = self._applied(self._tickets.request(request, Tickets).rows)
-
-    def _applied(self, rows: np.ndarray) -> TakeTickets:
-        try:
-            return self._apply(rows)
-        except DistkerasError as error:  # of the job, such as a center that is not finite
-            self._tickets.request(ShardFault(**vars(fault_of(error))), messages.Ack)
-            raise
+            rows = self._tickets.request(request, Tickets).rows
+            try:
+                request = self._apply(rows)
+            except (ServerLostError, JobStoppedError):  # while the shards add up
+                raise
+            except DistkerasError as error:  # of the job, such as a center that is not finite
+                self._fail(fault_of(error))
+                return
 
 
 class _ShardCondition(JobCondition):
     """The condition of a shard: an error that would end the job is the sequencer's to end it with."""
 
-    def __init__(self, world: World, forward: Callable[[Fault], None]) -> None:
+    def __init__(self, world: World, forward: Callable[[ShardFault], None]) -> None:
         super().__init__(world)
         self._forward = forward
 
     def fail(self, fault: Fault) -> None:
-        self._forward(fault)
+        self._forward(ShardFault(**vars(fault)))
+
+    def fail_for_good(self, fault: Fault) -> None:
+        """End the job because of an error within a ticket: this shard applies no further one."""
+        self._forward(ShardFault(**vars(fault), within_ticket=True))
+        super().fail(fault)
 
 
 class ShardDispatcher:
@@ -208,7 +215,8 @@ class ShardDispatcher:
     def __init__(self, settings: ServerSettings, role: ShardRole, sequencer: Address, world: World = REAL) -> None:
         self._settings, self._deadlines, self._world = settings, settings.deadlines, world
         self._role, self._number = role, role.shard
-        self.changed: JobCondition = _ShardCondition(world, self._forward)
+        condition = _ShardCondition(world, self._forward)
+        self.changed: JobCondition = condition
         self.limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
         self.states = StateMemory(settings.workers, world)
         self._shard: Shard | None = None
@@ -220,7 +228,8 @@ class ShardDispatcher:
         self._rows = TableRequests(
             settings.tables, self.changed, lambda shape: make_owned_table(shape, self._cut, role.shard)
         )
-        self._follower = Follower(sequencer, settings, f"shard-{role.shard}", world, self._apply, self._lose)
+        name, fail = f"shard-{role.shard}", condition.fail_for_good
+        self._follower = Follower(sequencer, settings, name, world, self._apply, fail, self._lose)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             PublishSlice: self._on_publish,
             messages.PublishRows: self._on_publish_rows,
@@ -390,7 +399,7 @@ class ShardDispatcher:
             released = shard.fetch(worker, message.ticket)
         if released is None:
             raise LeaseLostError(
-                f"the slice at ticket {message.ticket} is not there any more: another attempt was sent a later one",
+                f"the slice at ticket {message.ticket} is not there any more: it was sent, or a later one replaced it",
                 worker=worker,
             )
         return peer.vectors.encode(self._reply(peer, released), whole=message.whole)
@@ -463,8 +472,8 @@ class ShardDispatcher:
         counts = np.array([table.counts for table in shard.center.living], np.float64).reshape(-1, 4)
         return TakeTickets(self._number, shard.applied, _PATIENCE, self._role.incarnation, counts)
 
-    def _forward(self, fault: Fault) -> None:
-        self._follower.send(ShardFault(**vars(fault)))
+    def _forward(self, fault: ShardFault) -> None:
+        self._follower.send(fault)
 
     def _add_up(self, shares: Sequence[float]) -> float:
         assert self._shard is not None

@@ -48,13 +48,15 @@ class SpreadDriverClient(DriverClient):
     """The driver's connections to the sequencer and to all shards; arguments as for `Client`."""
 
     _links: ShardLinks | None = None
+    #: Whether the center was published when `_links` were made, so that they know its size.
+    _published = False
 
     def close(self) -> None:
         self._close_links()
         super().close()
 
     def _close_links(self) -> None:
-        links, self._links = self._links, None
+        links, self._links, self._published = self._links, None, False
         if links is not None:
             links.close()
 
@@ -64,6 +66,16 @@ class SpreadDriverClient(DriverClient):
             shards = self.request(ListShards(), Shards, timeout)
             self._links = ShardLinks(shards, self.address, self.deadlines, name="driver", world=self.world)
         return self._links
+
+    def _reading(self) -> ShardLinks:
+        """Return the connections once the center is published; a restarted server may have none yet."""
+        if not self._published:
+            self.request(AskTicket(), LatestTicket, self.deadlines.publish + self.reply_timeout)
+            self._close_links()
+            links = self._connected()
+            self._published = True
+            return links
+        return self._connected()
 
     def _each(self, call: Callable[[int, ShardLink], _T]) -> list[_T]:
         try:
@@ -84,6 +96,7 @@ class SpreadDriverClient(DriverClient):
 
         self._each(publish)
         self.request(replace(message, center=_ZERO), Ack)
+        self._published = True
 
     def publish_rows(self, tables: Sequence[tuple[TableShape, np.ndarray]]) -> None:
         cut = self._connected().cut
@@ -127,7 +140,7 @@ class SpreadDriverClient(DriverClient):
         raise AssertionError("the last try returns or raises")
 
     def _center(self, moved_after: int, wants: tuple[Ids, ...]) -> CenterReply:
-        cut, request = self._connected().cut, 0
+        cut, request = self._reading().cut, 0
         if moved_after >= 0 or wants:
             request = self._new_request()
             self._each(
@@ -158,6 +171,7 @@ class SpreadDriverClient(DriverClient):
 
     def read_blocks(self, requests: Iterable[InspectRows], nbytes: int) -> Iterator[tuple[InspectRows, TableRows]]:
         """Yield each of ``requests`` with the answer of each shard, which has its rows at these places of its own."""
+        self._reading()
         ticket = self.request(AskTicket(), LatestTicket).ticket
         for message in requests:
             inner = ReadRows(message.table, message.start, message.count, message.changed, ticket=ticket)
@@ -167,7 +181,7 @@ class SpreadDriverClient(DriverClient):
                 yield message, replace(answer, count=count)
 
     def _remove(self, message: messages.RemoveRows) -> None:
-        cut, request = self._connected().cut, self._new_request()
+        cut, request = self._reading().cut, self._new_request()
         number, ids = message.table, message.ids
         self._each(
             lambda shard, link: link.request(DividedRemoval(number, ids[cut.rows(ids, shard)], request=request), Ack)

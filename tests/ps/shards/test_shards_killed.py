@@ -7,17 +7,19 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from support.patience import PATIENT, patience, until
+from support.patience import PATIENT, brief, patience, until
 from support.ps.toy_model import ToyReplica, batches
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
-from distkeras.ps.protocol.loop import Loop
+from distkeras.ps.errors import JobStoppedError, NonFiniteError
+from distkeras.ps.protocol.loop import CommitRecord, Loop
 from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
@@ -125,6 +127,43 @@ def test_a_killed_process_loses_nothing(victim: str, tmp_path: Path) -> None:
         assert (status.batches, status.finished) == (STEPS * WORKERS, WORKERS)
         np.testing.assert_array_equal(driver.center().center, expected())
         driver.goodbye()
+        driver.close()
+
+
+def test_an_error_of_a_shard_ends_the_job_which_is_then_read_there(tmp_path: Path) -> None:
+    """The error is found in one slice, and it is not taken for the loss of a process."""
+    with contextlib.closing(started(tmp_path, 2)) as process:
+        driver = driver_of(process)
+        start = np.zeros(SIZE, np.float32)
+        start[-1] = np.finfo(np.float32).max
+        driver.publish(start, model=b"the model")
+        client = SpreadWorkerClient(process.address, worker=0, attempt=0, size=SIZE, deadlines=PATIENT)
+        with contextlib.closing(client):
+            client.join()
+            client.pull()
+            step = CommitRecord(0, 0, 0, False, True, 0.1, 1.0, (start,), history=np.zeros((1, 3)))
+            with pytest.raises(JobStoppedError, match="non-finite"):
+                client.commit(step)
+        for _ in range(3):
+            until(lambda: len(children(process)) == 2)
+            with pytest.raises(NonFiniteError, match="made the center non-finite"):
+                driver.observe(-1, brief(2))
+        assert process.alive()
+        assert driver.drain().total == 1
+        driver.close()
+
+
+def test_a_client_that_reads_before_the_publication_waits_for_it(tmp_path: Path) -> None:
+    with contextlib.closing(started(tmp_path, 2)) as process:
+        reader, driver = driver_of(process), driver_of(process)
+        start = np.arange(SIZE, dtype=np.float32)
+        with ThreadPoolExecutor(1) as pool:
+            read = pool.submit(lambda: [reader.center().center, reader.center(0).center])
+            until(lambda: reader.channel is not None)
+            driver.publish(start, model=b"the model")
+            for center in read.result(patience(60)):
+                np.testing.assert_array_equal(center, start)
+        reader.close()
         driver.close()
 
 
