@@ -184,7 +184,6 @@ OF_SHARDS = {
     "a-part-that-cannot-be-written-is-the-last": 373,
     "a-first-part-that-is-not-wanted-is-copied": 43,
     "a-link-ends-with-its-first-error": 55,
-    "a-shard-of-an-earlier-server-is-served": 158,
 }
 #: A worker is suspended while it sends a commit, and gets its lease back when it has sent the rest to a shard.
 LATE_PART = Plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,13 @@ from support.ps.divided_server import DividedServer
 from support.ps.running_server import Running
 from support.ps.toy_model import ToyReplica, batches
 
-from distkeras.ps.errors import NonFiniteError
+from distkeras.ps.errors import NonFiniteError, ServerLostError
 from distkeras.ps.protocol.loop import CommitRecord, Loop, Reply
-from distkeras.ps.protocol.shard_messages import PartStored, SendPart
+from distkeras.ps.protocol.messages import Ack
+from distkeras.ps.protocol.shard_messages import PartStored, RegisterShard, SendPart, TakeTickets
 from distkeras.ps.rules import make
 from distkeras.ps.shards.spread_driver import SpreadDriverClient
+from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.worker_client import RestartFromCenter, WorkerClient
 from distkeras.ps.worker.loop import work
 
@@ -183,3 +186,14 @@ def test_a_part_that_is_not_finite_is_skipped_or_ends_the_job_as_on_one_server(m
                 np.testing.assert_array_equal(server.driver.center().center, np.ones(SIZE))
     assert seen[0] == seen[1]
     assert most or f"element {SIZE - 3}" in seen[0]
+
+
+def test_a_shard_of_an_earlier_server_is_sent_away() -> None:
+    """It has outlived its server, and has found the next one at the same address."""
+    with DividedServer(make("downpour"), np.zeros(SIZE, np.float32), shards=2) as many:
+        for message in (RegisterShard(0, "127.0.0.1", 1, incarnation=2), TakeTickets(0, 0, 0.0, incarnation=2)):
+            with contextlib.closing(Client(many.address, PATIENT)) as client:
+                text = re.escape("shard 0 must be of incarnation 1. Received: 2")
+                with pytest.raises(ServerLostError, match=text):
+                    client.request(message, Ack)
+        assert many.driver.center().center.size == SIZE
