@@ -140,3 +140,12 @@ def test_a_divided_center_equals_one_server(
     rule: Rule, actions: list[tuple[str, int, int]], workers: int, shards: int, size: int, moving: int, seed: int
 ) -> None:
     run(rule, workers, actions, shards=shards, size=size, moving=moving, seed=seed)
+
+
+def test_a_refused_commit_is_one_for_the_shards_too() -> None:
+    """Otherwise they would wait for another sequence number than the worker's next one."""
+    order = [0, 1, 0, 1, 1, 0, 0, 0]  # both join and pull; the commit of 1 makes that of 0 stale
+    actions = [("work", worker, 1) for worker in order]
+    trained = run(make("ringmaster", threshold=1, patience=2), 2, actions, shards=3, size=30, moving=0, seed=1)
+    assert trained.center.sequencer.refused >= 1
+    assert trained.center.sequencer.leases[0].sequence >= 2
