@@ -16,15 +16,21 @@ from distkeras.ps.protocol.tables import Ids, TableShape, describe
 from distkeras.ps.rules.base import all_finite
 
 
-def check_hello(center: Center, message: Hello) -> None:
-    """Raise ShapeError, RemoteProtocolError or ConfigurationError unless model and wire format match the center."""
-    if (message.size, message.moving_statistics) != (center.size, center.moving_statistics.size):
+def check_hello(
+    center: Center, message: Hello, size: int | None = None, shapes: Sequence[TableShape] | None = None
+) -> None:
+    """Raise ShapeError, RemoteProtocolError or ConfigurationError unless model and wire format match the center.
+
+    ``size`` and ``shapes`` are those of the whole center, if its elements and rows are elsewhere.
+    """
+    size = center.size if size is None else size
+    if (message.size, message.moving_statistics) != (size, center.moving_statistics.size):
         raise ShapeError(
-            f"the model must have {center.size} trainable and {center.moving_statistics.size} moving elements. "
+            f"the model must have {size} trainable and {center.moving_statistics.size} moving elements. "
             f"Received: {message.size} and {message.moving_statistics}",
             worker=message.worker,
         )
-    tables = describe(center.table_shapes)
+    tables = describe(center.table_shapes if shapes is None else shapes)
     if message.tables != tables:
         raise ShapeError(
             f"the worker's tables must be {tables or 'none'} (name, rows, width, rows of a window at most, seed, "

@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center, Released
-from distkeras.ps.center.checks import check_shapes
+from distkeras.ps.center.checks import check_hello, check_shapes
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
-    ConfigurationError,
     DifferentJobError,
     JobStoppedError,
     NonFiniteError,
     RemoteProtocolError,
     ServerLostError,
-    ShapeError,
 )
 from distkeras.ps.protocol import messages
-from distkeras.ps.protocol.compression import FORMATS, require_format
+from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.shard_messages import (
@@ -47,7 +45,7 @@ from distkeras.ps.protocol.shard_messages import (
     Tickets,
     Total,
 )
-from distkeras.ps.protocol.tables import describe, most_state_bytes
+from distkeras.ps.protocol.tables import most_state_bytes
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.job_state import Peer, ServerState
 from distkeras.ps.server.loan_requests import LoanRequests
@@ -269,7 +267,7 @@ class SequencerDispatcher(Dispatcher):
 
     def _on_hello(self, peer: Peer, message: messages.Hello) -> Message:
         self._wait_for_publish(peer)
-        self._check_hello(message)
+        check_hello(self._require_sound(), message, self._size, self._whole.tables)
         # The vectors are at the shards, in the worker's format.
         bare = replace(message, size=ELEMENTS, tables="", wire_format=FORMATS[0], memory="", memory_token="")
         welcome = super()._on_hello(peer, bare)
@@ -279,32 +277,6 @@ class SequencerDispatcher(Dispatcher):
                 if self.connections.get(message.worker) is peer:
                     self._sequencing.connections[message.worker] = message.connection
         return welcome
-
-    def _check_hello(self, message: messages.Hello) -> None:
-        center, tables = self._require_sound(), describe(self._whole.tables)
-        if (message.size, message.moving_statistics) != (self._size, center.moving_statistics.size):
-            raise ShapeError(
-                f"the model must have {self._size} trainable and {center.moving_statistics.size} moving elements. "
-                f"Received: {message.size} and {message.moving_statistics}",
-                worker=message.worker,
-            )
-        if message.tables != tables:
-            raise ShapeError(
-                f"the worker's tables must be {tables or 'none'}. Received: {message.tables or 'none'}",
-                worker=message.worker,
-            )
-        if message.wire_format not in FORMATS:
-            raise RemoteProtocolError(
-                f"`wire_format` must be one of {FORMATS}. Received: wire_format={message.wire_format!r}",
-                worker=message.worker,
-            )
-        require_format(message.wire_format, center.rule)
-        if tables and message.wire_format != FORMATS[0]:
-            raise ConfigurationError(
-                f"`wire_format` must be {FORMATS[0]!r} where tables travel by rows. "
-                f"Received: wire_format={message.wire_format!r}",
-                worker=message.worker,
-            )
 
     @property
     def _sequencing(self) -> SequencingCenter:

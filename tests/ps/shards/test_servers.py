@@ -15,7 +15,7 @@ from support.ps.divided_server import DividedServer
 from support.ps.running_server import Running
 from support.ps.toy_model import ToyReplica, batches
 
-from distkeras.ps.errors import NonFiniteError, ServerLostError
+from distkeras.ps.errors import NonFiniteError, ServerLostError, ShapeError
 from distkeras.ps.protocol.loop import CommitRecord, Loop, Reply
 from distkeras.ps.protocol.messages import Ack
 from distkeras.ps.protocol.shard_messages import PartStored, RegisterShard, SendPart, TakeTickets
@@ -197,3 +197,16 @@ def test_a_shard_of_an_earlier_server_is_sent_away() -> None:
                 with pytest.raises(ServerLostError, match=text):
                     client.request(message, Ack)
         assert many.driver.center().center.size == SIZE
+
+
+@pytest.mark.parametrize("wrong", [{"size": SIZE - 1}, {"size": SIZE, "moving_statistics": 2}], ids=str)
+def test_a_worker_with_another_model_is_refused_as_by_one_server(wrong: dict[str, int]) -> None:
+    rule, start = make("downpour"), np.zeros(SIZE, np.float32)
+    texts = []
+    servers: list[Any] = [Running(rule, size=SIZE, start=start), DividedServer(rule, start, shards=2)]
+    for server in servers:
+        with server, contextlib.closing(server.client(0, 0, **wrong)) as client:
+            with pytest.raises(ShapeError) as caught:
+                client.join()
+            texts.append(str(caught.value))
+    assert texts[0] == texts[1]
