@@ -184,6 +184,8 @@ class JobCondition:
     def __init__(self, world: World = REAL) -> None:
         self.world = world
         self._changed = world.condition(world.reentrant_lock())
+        #: Whether waiting threads must be woken when the lock is released.
+        self._news = False
         self.state = ServerState.RUNNING
         #: The error that ended the job; None while none has.
         self.fault: Fault | None = None
@@ -212,15 +214,23 @@ class JobCondition:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._spread_news()
         self._changed.__exit__(kind, error, trace)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until notified, for ``timeout`` seconds at most; the caller holds the lock."""
+        self._spread_news()
         return self._changed.wait(timeout)
 
     def notify_all(self) -> None:
-        """Wake all waiting threads; the caller holds the lock."""
-        self._changed.notify_all()
+        """Wake all waiting threads, once the lock is released; the caller holds it."""
+        self._news = True
+
+    def _spread_news(self) -> None:
+        # Once, and late: a thread that is woken while another one holds the lock only waits for the lock instead.
+        if self._news:
+            self._news = False
+            self._changed.notify_all()
 
     def fail(self, fault: Fault) -> None:
         """End the job; only the first fault is reported. Takes the lock."""

@@ -61,7 +61,7 @@ from distkeras.ps.shards.cut import Cut
 from distkeras.ps.shards.owned_tables import make_owned_table
 from distkeras.ps.shards.saving import PartWriter
 from distkeras.ps.shards.shard import CommitPart, Shard
-from distkeras.ps.shards.tickets import PartKey, tickets_of
+from distkeras.ps.shards.tickets import Kind, PartKey, tickets_of
 from distkeras.ps.shards.totals import PartialCenter
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff
@@ -465,10 +465,12 @@ class ShardDispatcher:
                 raise LocalProtocolError("a shard must have its slice before the first ticket. Received: a ticket")
             living = sum(shape.living for shape in self._settings.tables)
             return TakeTickets(self._number, 0, _PATIENCE, self._role.incarnation, np.zeros((living, 4)))
-        for ticket in tickets_of(rows) if rows.size else ():
+        tickets = tickets_of(rows) if rows.size else []
+        for ticket in tickets:
             with self.changed:
                 shard.apply(ticket)
-                self.changed.notify_all()
+                if ticket.kind is Kind.RELEASE or ticket is tickets[-1]:  # a worker does not wait for its commit alone
+                    self.changed.notify_all()
         counts = np.array([table.counts for table in shard.center.living], np.float64).reshape(-1, 4)
         return TakeTickets(self._number, shard.applied, _PATIENCE, self._role.incarnation, counts)
 

@@ -357,6 +357,28 @@ def test_a_corrupt_center_stays_corrupt_when_the_job_fails() -> None:
     assert condition.corruption == "half a commit"
 
 
+def test_a_thread_that_waits_itself_wakes_those_that_it_has_notified() -> None:
+    condition, turns = JobCondition(), list[str]()
+
+    def answer() -> None:
+        with condition:
+            turns.append("waits")
+            condition.notify_all()
+            assert condition.wait(patience(20))
+            turns.append("answers")
+            condition.notify_all()
+
+    thread = threading.Thread(target=answer)
+    with condition:
+        thread.start()
+        while turns != ["waits"]:
+            assert condition.wait(patience(20))
+        condition.notify_all()
+        assert condition.wait(patience(20))
+    thread.join(patience(20))
+    assert turns == ["waits", "answers"]
+
+
 class BlockedCommit:
     """A center whose commits block: it sets `entered` and then waits for `go`."""
 
