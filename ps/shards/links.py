@@ -13,7 +13,7 @@ from distkeras.ps.errors import DeadlineError, RemoteProtocolError, ServerLostEr
 from distkeras.ps.protocol.messages import Ack, CenterReply, Message
 from distkeras.ps.protocol.shard_messages import FetchSlice, Greet, Shards
 from distkeras.ps.shards.cut import Cut
-from distkeras.ps.transport.client import Address, Client
+from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import Posting
 from distkeras.ps.world.world import REAL, World
@@ -22,13 +22,23 @@ _T = TypeVar("_T")
 
 
 class ShardLink(Client):
-    """The connection to one shard. The slice of the next reply is received into `space`."""
+    """The connection to one shard. The slice of the next reply is received into `space`.
 
-    def __init__(self, address: Address, deadlines: Deadlines, world: World, name: str) -> None:
+    It is used by a thread called ``name``, or by its owner's thread if that is None.
+    """
+
+    def __init__(self, address: Address, deadlines: Deadlines, world: World, name: str | None) -> None:
         super().__init__(address, deadlines, world)
         #: Memory for the center of the next reply, and for an encoded one; None: new memory.
         self.space: tuple[np.ndarray, np.ndarray] | None = None
-        self.posting: Posting[object] = Posting(world, name)
+        self.posting: Posting[Any] | None = None if name is None else Posting(world, name)
+        self._ended = False
+
+    def _connect(self) -> Channel:
+        channel = super()._connect()
+        if self._ended:
+            channel.hang_up()
+        return channel
 
     def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         if kind is CenterReply and size and self.space is not None:
@@ -50,9 +60,15 @@ class ShardLink(Client):
         return reply
 
     def end(self) -> None:
-        """Close the connection, and end its thread; `close` alone comes before another attempt to connect."""
-        self.close()
-        self.posting.close()
+        """Hang up, and end the thread, which closes the connection: it may be using it."""
+        self._ended = True
+        channel = self.channel
+        if channel is not None:
+            channel.hang_up()
+        if self.posting is None:
+            self.close()
+        else:
+            self.posting.close(self.close)
 
 
 class ShardLinks:
@@ -62,7 +78,7 @@ class ShardLinks:
         shards: where they are.
         sequencer: address of their sequencer, whose key and certificate they share.
         greeting: is sent first over each connection, with the number of the shard; None: of a driver.
-        name: of the threads.
+        name: of the threads, of which there is one for each shard but the last.
     """
 
     def __init__(
@@ -77,11 +93,13 @@ class ShardLinks:
     ) -> None:
         places = _places_of(shards)
         self.cut = Cut(shards.size, len(places))
-        self._deadlines = deadlines
+        self._deadlines, self._now = deadlines, world.monotonic
+        #: The last one is used by the caller's thread: each hand-over to another thread takes time.
         self._links: list[ShardLink] = []
         for number, (host, port) in enumerate(places):
             address = Address(host, port, sequencer.key, sequencer.certificate)
-            self._links.append(ShardLink(address, deadlines, world, f"{name}-shard-{number}"))
+            thread = f"{name}-shard-{number}" if number + 1 < len(places) else None
+            self._links.append(ShardLink(address, deadlines, world, thread))
         if greeting is not None:
             try:
                 self.each(lambda number, link: link.request(replace(greeting, shard=number), Ack))
@@ -92,23 +110,20 @@ class ShardLinks:
     def __len__(self) -> int:
         return len(self._links)
 
-    def post(self, call: Callable[[int, ShardLink], object]) -> None:
-        """Begin ``call`` with the number and the connection of each shard, all at the same time."""
-        for number, link in enumerate(self._links):
-            link.posting.post(partial(call, number, link))
-
-    def wait(self, timeout: float) -> list[Any]:
-        """Wait until all calls have ended; return their results, or raise the most telling error.
+    def each(self, call: Callable[[int, ShardLink], _T]) -> list[_T]:
+        """Return ``call(number, connection)`` for all shards, at the same time: that of the last one is made here.
 
         Raises:
-            ServerLostError: a shard has not answered, or not within ``timeout`` seconds.
+            ServerLostError: a shard has not answered, or not within `timeout`; other errors of the calls come first.
         """
-        errors, results = list[Exception](), list[Any]()
+        errors, results = list[Exception](), list[_T]()
+        deadline = self._now() + self.timeout
         for number, link in enumerate(self._links):
-            if not link.posting.wait(timeout):
-                raise ServerLostError(f"waited {timeout:g} s for shard {number}")
+            if link.posting is not None:
+                link.posting.post(partial(call, number, link))
+        for number, link in reversed([*enumerate(self._links)]):
             try:
-                results.append(link.posting.outcome())
+                results.append(self._result(call, number, link, deadline))
             except DeadlineError as error:
                 lost = ServerLostError(f"shard {number}: {error.message}")
                 errors.append(error if link.channel is not None else lost)
@@ -116,12 +131,15 @@ class ShardLinks:
                 errors.append(error)
         if errors:
             raise min(errors, key=lambda failure: isinstance(failure, ServerLostError))
-        return results
+        return results[::-1]
 
-    def each(self, call: Callable[[int, ShardLink], _T]) -> list[_T]:
-        """Return ``call(number, connection)`` for all shards, each of which has a deadline of its own."""
-        self.post(call)
-        return self.wait(self.timeout)
+    def _result(self, call: Callable[[int, ShardLink], _T], number: int, link: ShardLink, deadline: float) -> _T:
+        if link.posting is None:
+            return call(number, link)
+        if not link.posting.wait(deadline - self._now()):
+            raise ServerLostError(f"waited {self.timeout:g} s for shard {number}")
+        result: _T = link.posting.outcome()
+        return result
 
     @property
     def timeout(self) -> float:

@@ -18,7 +18,7 @@ from distkeras.ps.checkpoint.row_files import RowFile
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.checkpoint.state import State, capture
 from distkeras.ps.checkpoint.table_files import TableFiles
-from distkeras.ps.errors import SnapshotError
+from distkeras.ps.errors import DeadlineError, SnapshotError
 from distkeras.ps.protocol.shard_messages import PartSaved
 from distkeras.ps.server.job_state import JobCondition
 from distkeras.ps.shards.sequencer import SequencingCenter
@@ -118,11 +118,13 @@ class PartWriter:
         self._send(number, problem=problem)
 
     def close(self, timeout: float) -> None:
-        """End the thread, after the file that it is writing."""
+        """End the thread, after the file that it is writing; raise a DeadlineError if it hangs."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise DeadlineError(f"waited {timeout:g} s for thread {self._thread.name} to end")
 
     def _run(self) -> None:
         while True:

@@ -272,9 +272,11 @@ class ShardDispatcher:
 
     def close(self, timeout: float) -> None:
         """End the threads within ``timeout`` seconds."""
-        if self._writer is not None:
-            self._writer.close(timeout)
-        self._follower.close(timeout)
+        try:
+            if self._writer is not None:
+                self._writer.close(timeout)
+        finally:
+            self._follower.close(timeout)
 
     def partition_of(self, number: int | None) -> int | None:
         """Return the partition of a lease, by its number."""

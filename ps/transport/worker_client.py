@@ -102,7 +102,8 @@ class Posting(Generic[_T]):
         self._now = world.monotonic
         self._call: Callable[[], _T] | None = None
         self._outcome: list[_T | BaseException] = []
-        self._closed = False
+        #: What the thread calls last; None: it does not end yet.
+        self._last: Callable[[], object] | None = None
         self._thread = world.thread(self._run, name)
         self._thread.start()
 
@@ -131,10 +132,10 @@ class Posting(Generic[_T]):
             raise outcome
         return outcome
 
-    def close(self) -> None:
-        """End the thread, after the call that is in progress."""
+    def close(self, last: Callable[[], object] = lambda: None) -> None:
+        """End the thread, after the call that is in progress, and ``last``."""
         with self._changed:
-            self._closed = True
+            self._last = last
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -147,10 +148,12 @@ class Posting(Generic[_T]):
             with self._changed:
                 self._outcome.append(outcome)
                 self._changed.notify_all()
+        assert self._last is not None
+        self._last()
 
     def _next(self) -> Callable[[], _T] | None:
         with self._changed:
-            while self._call is None and not self._closed:
+            while self._call is None and self._last is None:
                 self._changed.wait(_IDLE)
             call, self._call = self._call, None
             return call

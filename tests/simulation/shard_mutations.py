@@ -25,9 +25,8 @@ def _a_worker_commits_before_the_shards_have_its_parts() -> list[Patch]:
     def commit(self: SpreadWorkerClient, commit: Any) -> Any:
         links = self._connected()
         touched, wants = links.cut.split(commit.touched), links.cut.split(commit.wants)
-        links.post(lambda shard, link: self._send_part(links.cut, commit, touched[shard], wants[shard], shard, link))
         reply = WorkerClient.request(self, without_payload(commit), (DividedReply, Ack))
-        links.wait(links.timeout)
+        links.each(lambda shard, link: self._send_part(links.cut, commit, touched[shard], wants[shard], shard, link))
         if isinstance(reply, Ack):
             return reply
         return self._assembled(links, reply, commit.wants, whole=False)  # type: ignore[arg-type]  # it is a reply
@@ -72,6 +71,7 @@ def _a_link_ends_with_its_first_error() -> list[Patch]:
 
     def close(self: ShardLink) -> None:
         super(ShardLink, self).close()
-        self.posting.close()
+        if self.posting is not None:
+            self.posting.close()
 
     return [(ShardLink, "close", close), (SpreadDriverClient, "_each", lambda self, call: self._connected().each(call))]
