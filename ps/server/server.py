@@ -36,7 +36,7 @@ from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.job_state import JobCondition, Peer, PeerVectors
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Channel
-from distkeras.ps.world.streams import Listener, Stream
+from distkeras.ps.world.streams import PARALLEL_SOCKET_BUFFER, SOCKET_BUFFER, Listener, Stream
 from distkeras.ps.world.world import REAL, World
 
 log = logging.getLogger(__name__)
@@ -227,6 +227,7 @@ class ParameterServer:
         self._key, self._context = key, context
         self._world, self._snapshots = world, snapshots
         self.deadlines = settings.deadlines
+        self._buffer = SOCKET_BUFFER if settings.shards == 1 else PARALLEL_SOCKET_BUFFER
         #: Admission control: the connections that are accepted, and the refused ones.
         self.admission = AdmissionControl(world=world)
         self.dispatcher: Answering = dispatcher or Dispatcher(
@@ -334,7 +335,14 @@ class ParameterServer:
             allocate=vectors.allocate,
             token=self._world.token,
         )
-        channel = Channel(stream, connection, frame=self.deadlines.frame, context=self._context, world=self._world)
+        channel = Channel(
+            stream,
+            connection,
+            frame=self.deadlines.frame,
+            context=self._context,
+            buffer=self._buffer,
+            world=self._world,
+        )
         return Session(self, f"{host}:{port}", channel, vectors, self.admission.arrive(host, channel.hang_up))
 
     def remove(self, session: Session) -> None:

@@ -16,6 +16,7 @@ from distkeras.ps.shards.cut import Cut
 from distkeras.ps.transport.client import Address, Channel, Client
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import Posting
+from distkeras.ps.world.streams import PARALLEL_SOCKET_BUFFER
 from distkeras.ps.world.world import REAL, World
 
 _T = TypeVar("_T")
@@ -36,6 +37,7 @@ class ShardLink(Client):
 
     def _connect(self) -> Channel:
         channel = super()._connect()
+        channel.stream.enlarge(PARALLEL_SOCKET_BUFFER)
         if self._ended:
             channel.hang_up()
         return channel

@@ -33,7 +33,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.protocol.framing import Allocate, Connection, EndOfStream, Limits
 from distkeras.ps.protocol.messages import Fault, Message, error_of
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
-from distkeras.ps.world.streams import Stream
+from distkeras.ps.world.streams import SOCKET_BUFFER, Stream
 from distkeras.ps.world.world import REAL, World
 
 #: The largest difference between the clocks of two machines.
@@ -163,7 +163,10 @@ class Lookout:
 
 
 class Channel:
-    """One connected peer, over ``stream``, which it owns; a frame may take ``frame`` seconds; ``context`` encrypts."""
+    """One connected peer, over ``stream``, which it owns.
+
+    A frame may take ``frame`` seconds; ``context`` encrypts; ``buffer`` is the size of the socket's buffers, in bytes.
+    """
 
     def __init__(
         self,
@@ -172,9 +175,10 @@ class Channel:
         *,
         frame: float,
         context: ssl.SSLContext | None = None,
+        buffer: int = SOCKET_BUFFER,
         world: World = REAL,
     ) -> None:
-        self.stream, self.connection, self.frame = stream, connection, frame
+        self.stream, self.connection, self.frame, self._buffer = stream, connection, frame, buffer
         self.world, self._now = world, world.monotonic
         self._context = context
         self._lookout: Lookout | None = None
@@ -206,7 +210,7 @@ class Channel:
             if self.connection.authenticated:
                 admit()
             self._send(answer, deadline, "the handshake")
-        self.stream.enlarge()
+        self.stream.enlarge(self._buffer)
 
     def _encrypt(self, context: ssl.SSLContext, deadline: float) -> None:
         timeout = self._left(deadline, "the TLS handshake")

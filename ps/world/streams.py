@@ -14,6 +14,8 @@ from typing import Protocol
 
 #: Bytes of a socket's buffer after the handshake: a vector of many megabytes needs few wake-ups.
 SOCKET_BUFFER = 512 * 1024
+#: The same if several connections are used at the same time: on one host, what they have in flight shares its caches.
+PARALLEL_SOCKET_BUFFER = SOCKET_BUFFER // 2
 
 #: Seconds after which a host that acknowledges nothing is treated as lost; twice as many if data is sent meanwhile.
 HOST_SILENCE_SECONDS = 20
@@ -42,8 +44,8 @@ class Stream(Protocol):
     def encrypt(self, context: ssl.SSLContext, *, server: bool, timeout: float) -> None:
         """Run the TLS handshake within ``timeout`` seconds, and encrypt from now on."""
 
-    def enlarge(self) -> None:
-        """Enlarge the buffers for vectors, after the handshake."""
+    def enlarge(self, size: int) -> None:
+        """Make the buffers ``size`` bytes large, for vectors, after the handshake."""
 
     def gone(self) -> bool:
         """Return whether the peer has closed its end, without consuming any bytes."""
@@ -90,9 +92,9 @@ class TcpStream:
         self._pipe = _Encrypted(sock)
         self.read, self.write = self._pipe.read, self._pipe.write
 
-    def enlarge(self) -> None:
+    def enlarge(self, size: int) -> None:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            self.sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+            self.sock.setsockopt(socket.SOL_SOCKET, option, size)
 
     def gone(self) -> bool:
         try:

@@ -243,7 +243,7 @@ class VirtualStream:
         encryption.handshake(timeout)
         self.read, self.write = encryption.read, encryption.write
 
-    def enlarge(self) -> None:
+    def enlarge(self, size: int) -> None:
         """See `Stream`."""
 
     def gone(self) -> bool:
