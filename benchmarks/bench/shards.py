@@ -17,10 +17,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import psutil
 
 from bench.link import BURST, NETWORK, QUEUE, NoLinkError, bring_up, enter, run_tool, shape, unnamed_namespace
 from bench.measure import Case, Factory
-from bench.processes import Caller, ExchangeClient, Fleet
+from bench.processes import Caller, ExchangeClient, Fleet, cpu_seconds
 from bench.ps import MEDIUM, TURNS
 from bench.rig import MOVE, WorkerExchange, center_server, driver_of, elements, publish
 from distkeras.ps.errors import DistkerasError
@@ -57,13 +58,15 @@ def cases(quick: bool) -> list[Factory]:
 
 @contextmanager
 def _loopback(size: int, seconds: float) -> Iterator[list[Case]]:
-    """Yield cases of one worker, with one server and with two shards."""
+    """Yield cases of one worker, with one server and with two shards: a rate, and the work of all processes."""
     with ExitStack() as stack:
         connect: dict[str, Callable[[int], ExchangeClient]] = {}
+        pids = dict[str, list[int]]()
         for side, shards in {"one": 1, "shared": 1, "two": 2}.items():
             server = stack.enter_context(center_server(size, _settings(shards=shards)))
             exchange = partial(WorkerExchange, address=server.address, size=size, shards=shards)
             connect[side] = partial(exchange, shared=side == "shared")
+            pids[side] = [server.pid, *(child.pid for child in psutil.Process(server.pid).children(recursive=True))]
         fleet = stack.enter_context(Fleet(1, connect))
         for side in connect:
             fleet.run(side, seconds)
@@ -71,13 +74,32 @@ def _loopback(size: int, seconds: float) -> Iterator[list[Case]]:
         def rate(side: str) -> float:
             return fleet.run(side, seconds).rate
 
+        def per_processor_second(side: str) -> float:
+            processes = [*fleet.pids, *pids[side]]
+            before = sum(map(cpu_seconds, processes))
+            exchanges = fleet.run(side, seconds).exchanges
+            return exchanges / (sum(map(cpu_seconds, processes)) - before)
+
         one, shared, two = (partial(rate, side) for side in connect)
-        case = partial(Case, SECTION, unit="exchanges/s", limit=None, turns=TURNS)
+        case = partial(Case, SECTION, limit=None, turns=TURNS)
         name, note = f"loopback, {4e-6 * size:.3g} MB", "naive: one server, over its connection"
         yield [
-            case(f"{name}, one", ours=one),
-            case(f"{name}, two shards", ours=two, naive=one, target_naive=ON_LOOPBACK, note=note),
-            case(f"{name}, two shards, shared memory", ours=two, naive=shared, note="naive: one server, shared memory"),
+            case(f"{name}, one", "exchanges/s", ours=one),
+            case(f"{name}, two shards", "exchanges/s", ours=two, naive=one, target_naive=ON_LOOPBACK, note=note),
+            case(
+                f"{name}, two shards, processor",
+                "exchanges/processor second",
+                ours=partial(per_processor_second, "two"),
+                naive=partial(per_processor_second, "one"),
+                note="of the worker and all servers; naive: one server, over its connection",
+            ),
+            case(
+                f"{name}, two shards, shared memory",
+                "exchanges/s",
+                ours=two,
+                naive=shared,
+                note="naive: one server, shared memory",
+            ),
         ]
 
 
