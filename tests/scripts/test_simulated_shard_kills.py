@@ -5,12 +5,13 @@ Each job must end with each mini-batch counted once, and its shards must equal o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from simulation import simulation
+from simulation.disk import Disk
 from simulation.plan import Fault, Plan
 from simulation.simulation import simulate
 from simulation.world import Surroundings
@@ -52,9 +53,11 @@ PHASES = {
 def phases_of(surroundings: Surroundings) -> set[str]:
     """Return which of `PHASES` the latest server is in."""
     child = surroundings.servers[-1] if surroundings.servers else None
-    dispatchers = [other.server.dispatcher for other in child.shards if other.server] if child else []
+    if child is None or child.server is None:
+        return set()
+    dispatchers = [other.server.dispatcher for other in child.shards if other.server]
     shards = [dispatcher._shard for dispatcher in dispatchers if dispatcher._shard is not None]  # noqa: SLF001 - no view
-    center = child.server.dispatcher.center if child and child.server else None
+    center = child.server.dispatcher.center
     if not isinstance(center, SequencingCenter) or len(shards) < len(child.shards):
         return set()
     log, phases = center.log_of_tickets, set[str]()
@@ -90,10 +93,14 @@ def test_these_jobs_have_each_phase(job: str, monkeypatch: pytest.MonkeyPatch) -
     assert seen == PHASES
 
 
-def check(plan: Plan, faults: Callable[[int], tuple[Fault, ...]], sends: range) -> None:
+def check(
+    plan: Plan, faults: Callable[[int], tuple[Fault, ...]], sends: range, errors: Collection[str] = ("",)
+) -> None:
+    """Simulate ``plan`` with faults at each of ``sends``; one of ``errors`` must end it, "" for none."""
     for at in sends:
         outcome = simulate(replace(plan, faults=faults(at)))
-        assert (outcome.finding, outcome.error) == (None, ""), at
+        assert outcome.finding is None, (at, outcome.finding)
+        assert outcome.error in errors, (at, outcome.error)
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -101,6 +108,26 @@ def check(plan: Plan, faults: Callable[[int], tuple[Fault, ...]], sends: range) 
 def test_a_process_may_die_at_many_moments(job: str, victim: str) -> None:
     plan = JOBS[job]
     check(plan, lambda at: (replace(VICTIMS[victim], at=at),), range(3, simulate(plan).sends, 61))
+
+
+@pytest.mark.parametrize("victim", ["first shard", "second shard", "sequencer"])
+def test_without_a_checkpoint_a_death_ends_the_job_with_one_typed_error(victim: str) -> None:
+    plan = replace(JOBS["two shards"], every=0)
+    check(plan, lambda at: (replace(VICTIMS[victim], at=at),), range(3, simulate(plan).sends, 23), ("ServerLostError",))
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "part"])
+def test_a_snapshot_with_a_damaged_file_is_not_restored(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next server restores the one before it; without one, or with fewer commits, one typed error ends the job."""
+    damage = Disk.rot
+    monkeypatch.setattr(Disk, "rot", lambda disk, _, share: damage(disk, kind, share))
+    plan, rot = JOBS["three shards"], Fault("snapshot rot", 0, amount=0.5)
+    check(
+        plan,
+        lambda at: (replace(rot, at=at), replace(VICTIMS["sequencer"], at=at + 1)),
+        range(3, simulate(plan).sends, 31),
+        ("", "SnapshotError", "LedgerError"),
+    )
 
 
 @pytest.mark.slow
