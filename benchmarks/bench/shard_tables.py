@@ -78,9 +78,9 @@ class Watch:
 
 def _processes() -> Iterator[tuple[str, int]]:
     yield "driver", os.getpid()
-    for pid in python_workers():
-        yield "Spark task", pid
-    for child in psutil.Process().children():
+    tasks, own = python_workers(), psutil.Process()
+    yield from (("Spark task", child.pid) for child in own.children(recursive=True) if child.pid in tasks)
+    for child in own.children():
         with suppress(psutil.NoSuchProcess):
             if "distkeras.ps" in child.cmdline():
                 shards = child.children()
