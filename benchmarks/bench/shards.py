@@ -24,6 +24,7 @@ from bench.measure import Case, Factory
 from bench.processes import Caller, ExchangeClient, Fleet, cpu_seconds
 from bench.ps import MEDIUM, TURNS
 from bench.rig import MOVE, WorkerExchange, center_server, driver_of, elements, publish
+from bench.shard_tables import table_case
 from distkeras.ps.errors import DistkerasError
 from distkeras.ps.protocol.framing import KEY_BYTES
 from distkeras.ps.rules import make
@@ -48,11 +49,12 @@ _settings = partial(ServerSettings, make("downpour"), workers=1)
 
 
 def cases(quick: bool) -> list[Factory]:
-    """Return all cases of the section; those of links and of limited memory are smaller with ``quick``."""
+    """Return all cases of the section; those of vectors on links and in limited memory are smaller with ``quick``."""
     return [
         partial(_loopback, elements(MEDIUM), 0.5),
         partial(_links, *((5_000_000, 1.0) if quick else (25_000_000, 6.0))),
         partial(_memory, 10_000_000 if quick else 100_000_000),
+        lambda: table_case(SECTION, 1_200_000, _idle(), _spawned),
     ]
 
 
@@ -202,9 +204,7 @@ def _exchange(number: int, *, switch: str, address: Address, size: int, shards: 
 @contextmanager
 def _memory(size: int) -> Iterator[Case]:
     """Yield a case of processes whose memory is too small for the whole center and a vector that arrives."""
-    with ServerProcess(_settings(), ahead=_spawned()) as idle:
-        pages = int(Path(f"/proc/{idle.pid}/statm").read_text().split()[5])
-    most, errors = pages * resource.getpagesize() + 4 * size + _SLACK, list[str]()
+    most, errors = _idle() + 4 * size, list[str]()
 
     def of_shards() -> float:
         try:
@@ -224,6 +224,13 @@ def _memory(size: int) -> Iterator[Case]:
         once=True,
         note=lambda: f"limit: all elements; with {most / 1e6:.0f} MB a process, one server ends the job: {errors[-1]}",
     )
+
+
+def _idle() -> int:
+    """Return the bytes of data that a server without a center may have, with `_SLACK`."""
+    with ServerProcess(_settings(), ahead=_spawned()) as idle:
+        pages = int(Path(f"/proc/{idle.pid}/statm").read_text().split()[5])
+    return pages * resource.getpagesize() + _SLACK
 
 
 def _trained(size: int, shards: int, most: int) -> float:

@@ -64,13 +64,13 @@ from distkeras.ps.shards.shard import CommitPart, Shard
 from distkeras.ps.shards.tickets import Kind, PartKey, tickets_of
 from distkeras.ps.shards.totals import PartialCenter
 from distkeras.ps.transport.client import Address, Channel, Client
-from distkeras.ps.transport.deadlines import Backoff
+from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.world.world import REAL, World
 
 #: The worker of a peer that has not sent a `Greet`: the driver.
 _DRIVER = -1
-#: Seconds that the sequencer waits for a ticket before it answers that there is none.
-_PATIENCE = 5.0
+#: Seconds that the sequencer waits for a ticket before it answers that there is none, at most.
+_PATIENCE_MOST = 5.0
 #: Seconds between two attempts to reach the sequencer, at most.
 _PAUSE_SECONDS_MAX = 1.0
 
@@ -97,6 +97,11 @@ class _SequencerClient(Client):
                     raise
 
 
+def _patience(deadlines: Deadlines) -> float:
+    """Return the seconds between two requests of a shard, whose connection the sequencer closes if it is silent."""
+    return min(_PATIENCE_MOST, deadlines.silence / 2)
+
+
 class Follower:
     """A shard's connections to its sequencer: one for reports, one for tickets.
 
@@ -121,7 +126,7 @@ class Follower:
         self._apply, self._fail, self._lost = apply, fail, lost
         self._changed = world.condition()
         self._due: deque[Message] = deque()
-        self._closed = False
+        self._closed, self._patience = False, _patience(settings.deadlines)
         self._reports = _SequencerClient(address, settings.deadlines, world)
         self._tickets = _SequencerClient(address, settings.deadlines, world)
         runs = {"reports": self._send_reports, "tickets": self._take_tickets}
@@ -167,10 +172,9 @@ class Follower:
         while True:
             with self._changed:
                 if not (self._due or self._closed):
-                    self._changed.wait(_PATIENCE)
+                    self._changed.wait(self._patience)
                 if self._closed:
                     return
-                # The sequencer closes a connection that is silent for long.
                 message = self._due.popleft() if self._due else messages.Heartbeat()
             self._reports.request(message, messages.Ack)
 
@@ -461,12 +465,12 @@ class ShardDispatcher:
 
     def _apply(self, rows: np.ndarray) -> TakeTickets:
         """Apply tickets; return the request for the next ones."""
-        shard = self._shard
+        shard, patience = self._shard, _patience(self._deadlines)
         if shard is None:
             if rows.size:
                 raise LocalProtocolError("a shard must have its slice before the first ticket. Received: a ticket")
             living = sum(shape.living for shape in self._settings.tables)
-            return TakeTickets(self._number, 0, _PATIENCE, self._role.incarnation, np.zeros((living, 4)))
+            return TakeTickets(self._number, 0, patience, self._role.incarnation, np.zeros((living, 4)))
         tickets = tickets_of(rows) if rows.size else []
         for ticket in tickets:
             with self.changed:
@@ -474,7 +478,7 @@ class ShardDispatcher:
                 if ticket.kind is Kind.RELEASE or ticket is tickets[-1]:  # a worker does not wait for its commit alone
                     self.changed.notify_all()
         counts = np.array([table.counts for table in shard.center.living], np.float64).reshape(-1, 4)
-        return TakeTickets(self._number, shard.applied, _PATIENCE, self._role.incarnation, counts)
+        return TakeTickets(self._number, shard.applied, patience, self._role.incarnation, counts)
 
     def _forward(self, fault: ShardFault) -> None:
         self._follower.send(fault)

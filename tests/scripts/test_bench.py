@@ -298,11 +298,12 @@ def test_without_hosts_the_rows_of_shards_state_the_reason(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("shaping")
 def test_every_case_of_shards_runs() -> None:
     rows = list(measured(shards.cases(True), 1))
     assert all(one.ours and not one.refused for one in rows)
-    assert [one.ratio_to_limit for one in rows if one.limit] == [1.0]
+    assert [one.ratio_to_limit for one in rows if one.limit] == [1.0, 1.0]
 
 
 @pytest.mark.slow

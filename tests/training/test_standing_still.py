@@ -25,7 +25,7 @@ from support.training.spark_jobs import (
     total,
 )
 
-from distkeras import Checkpoint, Trainer
+from distkeras import Checkpoint, Network, Trainer
 from distkeras.callbacks import Callback, CallbackContext
 from distkeras.ps.server.process import ServerProcess
 from distkeras.training.progress import Progress
@@ -57,7 +57,7 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
-def trainer(epochs: int = EPOCHS, **deadlines: float) -> Trainer:
+def trainer(epochs: int = EPOCHS, shards: int = 1, **deadlines: float) -> Trainer:
     return Trainer(
         counting_model(ROWS),
         "downpour",
@@ -66,6 +66,7 @@ def trainer(epochs: int = EPOCHS, **deadlines: float) -> Trainer:
         num_workers=2,
         batch_size=BATCH,
         num_epoch=epochs,
+        network=Network(shards=shards),
         deadlines=replace(PATIENT, handshake=brief(1), **deadlines),
     )
 
@@ -84,8 +85,9 @@ def on_first_status(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 2])
 def test_a_suspended_server_with_a_checkpoint_is_replaced_and_every_mini_batch_counts_once(
-    spark: SparkSession, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, pids: list[int], shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver's clock is advanced by the standstill deadline only while the first server is suspended."""
     world = LateWorld()
@@ -97,7 +99,7 @@ def test_a_suspended_server_with_a_checkpoint_is_replaced_and_every_mini_batch_c
         world.ahead = PATIENT.standstill
 
     on_first_status(monkeypatch, suspend)
-    job = trainer()
+    job = trainer(shards=shards)
     model = job.train(counting_rows(spark, ROWS), checkpoint=Checkpoint(str(tmp_path / "saved"), every=5))
     assert counts(model) == [EPOCHS] * ROWS
     kinds = [row["kind"] for row in job.events.collect()]

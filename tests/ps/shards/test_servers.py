@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.patience import PATIENT, patience
+from support.patience import PATIENT, brief, patience, until
 from support.ps.divided_server import DividedServer
 from support.ps.running_server import Running
 from support.ps.toy_model import ToyReplica, batches
@@ -210,3 +210,28 @@ def test_a_worker_with_another_model_is_refused_as_by_one_server(wrong: dict[str
                 client.join()
             texts.append(str(caught.value))
     assert texts[0] == texts[1]
+
+
+def hung_up(client: Client) -> bool:
+    return client.channel is None or client.channel.hung_up()
+
+
+@pytest.mark.parametrize("silent", ["a shard", "a shard and the sequencer"])
+def test_a_connection_that_was_silent_for_too_long_loses_no_commit(silent: str) -> None:
+    """The server has closed it; the worker connects again, and sends its commit once."""
+    lease = brief(0.5) if silent == "a shard" else PATIENT.lease  # heartbeats go to the sequencer, several in a lease
+    deadlines = replace(PATIENT, silence=brief(1.0), lease=lease)
+    start = np.zeros(SIZE, np.float32)
+    with DividedServer(make("downpour", window=1), start, shards=2, workers=1, deadlines=deadlines) as many:
+        with contextlib.closing(many.client(0, 0, size=SIZE)) as client:
+            client.join()
+            client.pull()
+            for number in range(2):
+                until(lambda: all(hung_up(link) for link in client._connected()._links))  # noqa: SLF001 - its end
+                until(lambda: silent == "a shard" or hung_up(client))
+                elements = np.full(SIZE, number + 1, np.float32)
+                client.commit(CommitRecord(0, number, number, False, True, 0.1, 1.0, (elements,)))
+            assert client.sequence == 2
+        # The server has closed the first connection of the driver, too.
+        with contextlib.closing(SpreadDriverClient(many.address, deadlines)) as driver:
+            np.testing.assert_array_equal(driver.center().center, np.full(SIZE, 3, np.float32))

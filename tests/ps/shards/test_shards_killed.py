@@ -130,6 +130,27 @@ def test_a_killed_process_loses_nothing(victim: str, tmp_path: Path) -> None:
         driver.close()
 
 
+def test_the_processes_end_with_their_driver(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    driver = os.fork()
+    if driver == 0:  # it is killed before it can close anything
+        try:
+            process = started(tmp_path, 2)
+            driver_of(process).publish(np.zeros(SIZE, np.float32))
+            pids = [process.pid, *(child.pid for child in children(process))]
+            os.write(writer, f"{' '.join(map(str, pids))}\n".encode())
+            signal.pause()
+        finally:
+            os._exit(1)  # the fork does not continue as a second copy of the tests
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        pids = [int(pid) for pid in lines.readline().split()]
+    assert len(pids) == 3
+    os.kill(driver, signal.SIGKILL)
+    os.waitpid(driver, 0)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
 def test_an_error_of_a_shard_ends_the_job_which_is_then_read_there(tmp_path: Path) -> None:
     """The error is found in one slice, and it is not taken for the loss of a process."""
     with contextlib.closing(started(tmp_path, 2)) as process:
