@@ -253,7 +253,8 @@ def _whole(surroundings: Surroundings, snapshot: tuple[Saved, tuple[Rows, ...]],
     if len(keys) != 1 or known is None:
         raise Finding("parts", f"the parts must be of one snapshot that was taken. Received: {names}")
     living = {"living": known.header.get("living", ())}
-    return State(state.header | living, state.arrays | nothing | known.arrays, tables=known.tables)
+    tables = tuple([(ids.copy(), rows.copy()) for ids, rows in known.tables])  # tables take them over
+    return State(state.header | living, state.arrays | nothing | known.arrays, tables=tables)
 
 
 def _rows_in(surroundings: Surroundings, saved: Saved) -> tuple[Rows, ...]:
