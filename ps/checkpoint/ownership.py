@@ -191,6 +191,12 @@ class Ownership:
         """Raise an OwnershipLostError if another job's claim is above this job's claims, which have ``epoch``."""
         self._require_highest(Claim(epoch, self._token), (name for name in names if not self.is_own(name)))
 
+    def require_not_superseded(self, names: list[Name]) -> None:
+        """Raise an OwnershipLostError if the owner's claim states that it has taken the directory from this job."""
+        highest = _highest(names)
+        if highest is not None and self.is_superseded(names):
+            raise self._lost("an earlier server of this job", highest)
+
     def require(self, names: Iterable[Name]) -> None:
         """Raise an OwnershipLostError unless this claim is the highest of ``names``.
 
@@ -214,10 +220,11 @@ class Ownership:
         highest = _highest(names) or own
         if highest > own:
             self.lost_to_own_job = highest.token == self._token
-            raise OwnershipLostError(
-                f"the server with claim {own} has lost {self._store.uri!r} to claim {highest} of "
-                f"{self._owner_text(highest)}, which continues the job"
-            )
+            raise self._lost(f"the server with claim {own}", highest)
+
+    def _lost(self, who: str, highest: Claim) -> OwnershipLostError:
+        owner = f"claim {highest} of {self._owner_text(highest)}"
+        return OwnershipLostError(f"{who} has lost {self._store.uri!r} to {owner}, which continues the job")
 
     def _header(self, claim: Claim) -> Mapping[str, Any]:
         """Return the header of a claim's file; an empty mapping if it cannot be read."""

@@ -226,10 +226,10 @@ class SnapshotDirectory:
         try:
             names = self._retry_unreachable(self.require_owned, patience)
             self._record_activity()
+            eligible = self._eligible(names, fresh, epoch)
         except DistkerasError:
             self._ownership.withdraw()  # the unused claim must not block another server
             raise
-        eligible = self._eligible(names, fresh, epoch)
         if eligible != snapshots:
             newest = self._newest(eligible, listed)
         return self._with_log(newest)
@@ -362,6 +362,7 @@ class SnapshotDirectory:
         if epoch:  # the server of an older job may have written a snapshot meanwhile
             return [name for name in snapshots if self._ownership.is_own(name)]
         if snapshots:
+            self._ownership.require_not_superseded(names)
             raise ConfigurationError(
                 "`checkpoint` must be an empty directory, or `resume` must be true to continue the job in it. "
                 f"Received: {self._store.uri!r} with {snapshots[-1]}"

@@ -386,7 +386,8 @@ class ServerProcess:
         Raises:
             ConfigurationError: a setting is invalid, the port cannot be bound, or the snapshots belong to another job.
             SnapshotError: the snapshots cannot be read.
-            OwnershipLostError: other servers claimed the checkpoint at the same moments.
+            OwnershipLostError: other servers claimed the checkpoint at the same moments, or another job's has taken it
+                over since the first one claimed it.
             DeadlineError: the process did not start, or was suspended while it read, more than once.
         """
         for attempts_left in reversed(range(_ATTEMPTS if self.settings.checkpoint else 1)):

@@ -32,6 +32,8 @@ from distkeras.ps.shards.tickets import Kind, PartKey, Ticket
 
 #: How many reads of the driver are held until it asks for them; it may have died before.
 _READS = 16
+#: For how many other attempts at a worker's partition rows are held; those that have died do not pull.
+_ASKED = 8
 #: How many of the driver's requests are held until their tickets come; it may have died before.
 _REQUESTS = 256
 
@@ -120,12 +122,17 @@ class Shard:
     def want(self, key: PartKey, wants: tuple[Ids, ...]) -> None:
         """Note the rows that the next pull over a connection is sent."""
         for part in self._parts.values():
-            if part.key.worker == key.worker:  # a pull replaces the reply to a commit whose ticket may still come
+            if part.key[:3] == key[:3]:  # a pull replaces the reply to a commit whose ticket may still come
                 part.wants = ()
         self._set_wants(key, wants)
 
     def _set_wants(self, key: PartKey, wants: tuple[Ids, ...]) -> None:
-        self._wants = {other: rows for other, rows in self._wants.items() if other[0] != key.worker}
+        own = [other for other in self._wants if other[0] == key.worker]
+        same = [other for other in own if other[1] == key.attempt]
+        if any(other[2] > key.connection for other in same):
+            return  # the request has come late, over a connection that the worker has replaced
+        for replaced in {*same, *own[:-_ASKED]}:
+            del self._wants[replaced]
         self._wants[key[:3]] = wants
 
     def ask(self, request: Request) -> None:

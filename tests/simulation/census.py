@@ -42,15 +42,9 @@ EXCEPTIONS = {
     "Checkpoint.uri": "a run has one checkpoint",
     "PartitionLease.active_at": "it is a time, and always there",
     "Plan.deadlines": "as the settings' own",
-    "message AskRows": "tables by rows are not divided",
-    "message DividedRemoval": "tables by rows are not divided",
-    "message ReadRows": "tables by rows are not divided",
     "message AddUp": "few jobs with shards have a rule with a norm over all elements: `tests/ps/shards`",
     "message Total": "as above",
     "message ShardFault": "a center that is not finite needs numbers that overflow: `tests/ps/shards`",
-    "message RemoveRows": "rows that are removed belong to no element of the center: `ps/center/test_living_tables.py`",
-    "message BeginChanges": "only publishers of versions ask for changes: `training/test_stream_tables.py`",
-    "message ChangesBegun": "it answers `BeginChanges`",
 }
 
 

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from distkeras.ps.world.world import World
 from simulation.scheduler import Process, Scheduler
 
 #: The ends of the names of the threads that save, and for which there may be no memory.
@@ -179,3 +180,19 @@ class VirtualFiles:
         if file is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         return file
+
+
+class StillWorld(World):
+    """A world in which a check reads the files of a disk at once, and changes nothing."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def files(self, uri: str, *, create: bool = True) -> Any:
+        """See `World`."""
+        return _StillFiles(self._disk, uri + "/")
+
+
+class _StillFiles(VirtualFiles):
+    def read(self, name: str) -> Iterator[bytes]:
+        yield self._file(name).content

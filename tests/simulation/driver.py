@@ -27,21 +27,23 @@ from distkeras.training.cluster_server import ServerHandle
 from distkeras.training.supervisor import Supervisor
 from simulation.attempt import Attempt
 from simulation.cluster import VirtualClusterServer
+from simulation.divided import DIRECTORY
 from simulation.plan import Layout, Plan
 from simulation.scheduler import Finding, Process, Task
-from simulation.tables import check_tables, check_whole_center, read_rows, shapes_of, start_of
+from simulation.tables import VISITS, check_tables, check_whole_center, read_rows, shapes_of, start_of
 from simulation.value_watch import value_in
+from simulation.visitor import Visitor
 from simulation.watch import Watch
 from simulation.world import Surroundings, VirtualWorld
 
 #: Attempts of a partition that may fail.
 _MOST_FAILURES = 30
-#: The directory of the snapshots.
-DIRECTORY = "/job"
 #: Identifies the stream.
 _STREAM = "clicks"
 #: Seconds between two checks of the server by the driver; that it waits for news; and between two waits for news.
 _LOOK, _POLL, _STATUS = 5.0, 1.0, 2.0
+#: Seconds between two visits of a driver to rows that come and go.
+_VISIT = 1.5
 #: Seconds that an attempt may live when it is no longer needed, and that Spark takes to record a result.
 _LINGERING, _NOTING = 10.0, 0.05
 #: Seconds until a helper that has left takes a slot again.
@@ -173,6 +175,9 @@ class Driver:
         self._resume = life > 0 or bool(plan.stream)
         self.layout, self.epochs = plan.layout(life), plan.epochs_of(life)
         self._shapes = shapes_of(plan, watch.size)
+        self._visitor: Visitor | None = None
+        if len(self._shapes) > VISITS:
+            self._visitor = Visitor(self._shapes[VISITS], surroundings.scheduler)
         surroundings.layouts[process] = self.layout
         watch.epochs[process], watch.shards[process] = self.epochs, plan.shards_of(life)
         self._clock = -1
@@ -217,6 +222,8 @@ class Driver:
                 raise
             self.center, self.commits, tables = supervisor.ask(self._collect)
             check_tables(tables, self.center, "at the end")
+            if self._visitor is not None:
+                supervisor.ask(self._visitor.check)
 
     def _train_stream(self, supervisor: ServerHandle) -> None:
         """Hand one micro-batch after the other to the driver, as Spark does, and record which ones are done."""
@@ -276,6 +283,8 @@ class Driver:
         observer = supervisor.connect()
         failed: list[DistkerasError] = []
         world.thread(lambda: self._observe(observer, supervisor, executors, failed), "observer").start()
+        if self._visitor is not None:
+            world.thread(partial(self._visit, self._visitor, supervisor, executors, failed), "visitor").start()
         enough = plan.enough or math.inf
         while not executors.ended:
             self._surroundings.scheduler.wait(executors.news, _LOOK)
@@ -361,6 +370,23 @@ class Driver:
         driver.publish(*self._start(), model=b"the model", tables=start_of(self._shapes))
         if self._present is not None:
             driver.begin_micro_batch(_STREAM, self._present)
+
+    def _visit(
+        self, visitor: Visitor, supervisor: ServerHandle, executors: Executors, failed: list[DistkerasError]
+    ) -> None:
+        """Remove rows and follow their changes, as the driver of a job does whose rows come and go."""
+        driver = supervisor.connect()
+        while not executors.ended:
+            try:
+                visitor.visit(driver)
+            except JobStoppedError:
+                return  # The next status has the error.
+            except DistkerasError as error:
+                if not driver.lost(error) and supervisor.alive():
+                    failed.append(error)
+                    self._surroundings.scheduler.wake_all(executors.news)
+                    return
+            self._world.sleep(_VISIT)
 
     def _observe(
         self, observer: DriverClient, supervisor: ServerHandle, executors: Executors, failed: list[DistkerasError]

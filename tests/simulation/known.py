@@ -184,6 +184,12 @@ OF_SHARDS = {
     "a-part-that-cannot-be-written-is-the-last": 373,
     "a-first-part-that-is-not-wanted-is-copied": 43,
     "a-link-ends-with-its-first-error": 55,
+    "a-removed-row-stays-at-its-shard": 17,
+    "rows-that-move-while-a-driver-reads-are-missing": 50,
+    "changes-are-not-begun-at-the-shards": 50,
+    "a-row-is-saved-under-its-place": 41,
+    "rows-are-divided-by-another-rule-when-they-are-restored": 75,
+    "a-row-of-another-shard-is-sent-as-zeros": 13,
 }
 #: A worker is suspended while it sends a commit, and gets its lease back when it has sent the rest to a shard.
 LATE_PART = Plan(

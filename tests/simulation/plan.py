@@ -205,6 +205,7 @@ class Plan:
         sets: whether the driver sets a number for the workers at intervals.
         keeps: whether states of the workers' optimizers are kept.
         tables: whether tables travel by rows, next to the center's vector.
+        visits: whether one of the tables has rows that are admitted, expire, and are removed by the driver.
         neighbors: number of the first workers that are on the server's host and share memory with it; all workers
             offer to, unless it is 0.
         relays: number of groups of workers, whose relays send their commits; 0 if each worker sends its own.
@@ -254,6 +255,7 @@ class Plan:
     stray: bool = False
     keeps: bool = False
     tables: bool = False
+    visits: bool = False
     neighbors: int = 0
     relays: int = 0
     hosts: int = 0
@@ -326,16 +328,17 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS), shards: float = 0.
 
 
 def _may_have_shards(plan: Plan) -> bool:
-    """Return whether the center of ``plan`` may be divided; tables by rows cannot be yet."""
+    """Return whether the center of ``plan`` may be divided."""
     options = {"measure_gap": plan.gap, "relays": plan.relays or None, "server": "job" if plan.cluster else "driver"}
     rate = None if plan.learning_rate is None else 1.0
     settings = partial(ServerSettings, plan.make_rule(), plan.workers, learning_rate=rate, shards=2)
-    return not plan.tables and reason_against("shards", **options) is None and _goes(settings)
+    return reason_against("shards", **options) is None and _goes(settings)
 
 
 def _with_shards(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
     """Return ``plan`` with a center that is divided among shards, at the first or at later drivers, and their faults.
 
+    More of these jobs have tables, as few rules allow both.
     A connection of a shard with its server breaks only where a fault says so, because they are on one host.
     """
     shards, faults = chance.choice((1, 2, 2, 3)), list(plan.faults)
@@ -348,6 +351,8 @@ def _with_shards(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> P
         at, amount = 1 + int(chance.random() * (150 if scope == "" else 60)), low + (high - low) * chance.random() ** 2
         faults.append(Fault(kind, at, scope, amount, chance.choice((0, 1, 2))))
     survivable = _survivable([fault for fault in faults if fault.kind in kinds], standstills=plan.every > 0)
+    tables = plan.tables or (_may_have_tables(plan) and not plan.stream and chance.random() < _DIVIDED_TABLES)
+    plan = replace(plan, tables=tables, visits=tables and chance.random() < _VISITS)
     if again:
         return replace(plan, shards=shards, reshards=reshards, faults=survivable)
     return replace(plan, shards=max(2, shards), faults=survivable)
@@ -731,6 +736,9 @@ _RARE = 0.4
 _CLUSTER = 0.1
 #: The share of the jobs with tables, where they are allowed.
 _TABLES = 0.5
+#: The share of the jobs with shards, and no tables yet, that have tables, where they are allowed; and of those with
+#: both that have rows which come and go.
+_DIVIDED_TABLES, _VISITS = 0.8, 0.7
 #: The share of the jobs with workers on the server's host.
 _NEIGHBORS = 0.4
 #: The share of the jobs whose drivers set numbers.

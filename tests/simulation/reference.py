@@ -45,6 +45,7 @@ class Sent(NamedTuple):
         began: clock at which its window began, according to its worker.
         first: whether it is the first commit of its loop.
         times: times of its window, according to its worker.
+        touched, moved: the rows of each table that it moves, and how.
     """
 
     parts: list[np.ndarray]
@@ -52,6 +53,8 @@ class Sent(NamedTuple):
     began: int
     first: bool
     times: Times
+    touched: tuple[np.ndarray, ...] = ()
+    moved: tuple[np.ndarray, ...] = ()
 
 
 class Standing(NamedTuple):

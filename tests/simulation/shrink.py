@@ -58,6 +58,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "lists": False,
         "sets": False,
         "cluster": False,
+        "visits": False,
         "tables": False,
         "neighbors": 0,
         "skipped": 0,

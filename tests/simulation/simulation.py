@@ -27,7 +27,8 @@ from distkeras.ps.server.start_report import StartReport, report_to_json
 from distkeras.ps.shards.processes import accompany, build
 from simulation import cluster, divided
 from simulation.disk import Disk
-from simulation.driver import DIRECTORY, Driver
+from simulation.divided import DIRECTORY
+from simulation.driver import Driver
 from simulation.faults import Striker
 from simulation.network import Network, VirtualStream
 from simulation.plan import KINDS, NEED_CHECKPOINT, PHASES, Fault, Plan

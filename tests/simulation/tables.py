@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from simulation.scheduler import Finding
 _SHARED = 3
 #: The first row of the third table that is ever touched.
 _FAR = 1 << 40
+#: Rows of the fourth table that are touched, each by many mini-batches, and its place among the tables.
+VISITED, VISITS = 5, 3
 
 
 def shapes_of(plan: Plan, size: int) -> tuple[TableShape, ...]:
@@ -29,7 +32,7 @@ def shapes_of(plan: Plan, size: int) -> tuple[TableShape, ...]:
     The first one has a row for each mini-batch, which moves its first number as it moves the center's element; the
     second number does not change. The second table has few rows, each of which many mini-batches move. Half of the
     runs have the third one, of which only touched rows exist; these move as the center's elements do. In half of these
-    runs, the server counts their touches.
+    runs, the server counts their touches. In runs with `Plan.visits`, rows of a fourth table come and go.
     """
     window = plan.make_rule().window
     if not plan.tables:
@@ -38,7 +41,11 @@ def shapes_of(plan: Plan, size: int) -> tuple[TableShape, ...]:
     shapes = TableShape("own", size, 2, min(size, window)), TableShape("shared", _SHARED, 1, min(_SHARED, window))
     batches = sum(plan.batches)
     far = TableShape("far", 1 << 50, 1, window, seed=0, tracked=batches % 4 == 1)
-    return (*shapes, far) if batches % 2 else shapes
+    if not plan.visits:
+        return (*shapes, far) if batches % 2 else shapes
+    expires = {"expire_commits": 3} if batches % 3 else {"expire_seconds": 8.0}
+    lives: dict[str, Any] = {"admit": 1 + batches % 2, "tracked": True, **expires}
+    return (*shapes, far, TableShape("visits", 1 << 50, 2, min(VISITED, window), seed=1, scale=0.5, **lives))
 
 
 def start_of(shapes: Sequence[TableShape]) -> list[tuple[TableShape, np.ndarray]]:
@@ -74,7 +81,8 @@ def cut_windows(
 
 
 def _window_of(group: Sequence[VirtualBatch], elements: Sequence[int], tables: int) -> Window:
-    rows = [_ids(elements), _ids([element % _SHARED for element in elements]), _ids(elements) + _FAR][:tables]
+    touched = [_rows_of(element) for element in elements]
+    rows = [_ids(ids) for ids in zip(*touched, strict=True)][:tables]
     batches = [
         TableBatch(
             batch.index,
@@ -82,14 +90,16 @@ def _window_of(group: Sequence[VirtualBatch], elements: Sequence[int], tables: i
             batch.last,
             batch.size,
             batch.checksum,
-            tuple(
-                int(np.searchsorted(ids, number))
-                for ids, number in zip(rows, (element, element % _SHARED, element + _FAR), strict=False)
-            ),
+            tuple(int(np.searchsorted(ids, number)) for ids, number in zip(rows, own, strict=False)),
         )
-        for batch, element in zip(group, elements, strict=True)
+        for batch, own in zip(group, touched, strict=True)
     ]
     return Window(batches, tuple(rows))
+
+
+def _rows_of(element: int) -> tuple[int, ...]:
+    """Return the row of each table that the mini-batch of an element touches."""
+    return element, element % _SHARED, element + _FAR, element % VISITED
 
 
 def _ids(numbers: Iterable[int]) -> Ids:
@@ -97,15 +107,15 @@ def _ids(numbers: Iterable[int]) -> Ids:
 
 
 def rows_of(center: Center) -> list[np.ndarray]:
-    """Return the rows of each table of a center that are ever touched."""
+    """Return the rows of the first three tables of a center that are ever touched."""
     far = np.arange(center.size) + _FAR
-    return [table.gather(far)[:, None] if table.shape.partial else table.array for table in center.tables]
+    return [table.gather(far)[:, None] if table.shape.partial else table.array for table in center.tables[:VISITS]]
 
 
 def read_rows(driver: DriverClient, shapes: Sequence[TableShape], size: int) -> list[np.ndarray]:
     """Return the same rows as a driver reads them."""
     tables = list[np.ndarray]()
-    for number, shape in enumerate(shapes):
+    for number, shape in enumerate(shapes[:VISITS]):
         if not shape.partial:
             tables.append(driver.table(number, shape))
             continue
@@ -119,13 +129,13 @@ def check_whole_center(driver: DriverClient, shapes: Sequence[TableShape], size:
     """Raise a finding unless a driver's reads during commits have one clock."""
     whole = [shape for shape in shapes if not shape.partial]
     far = np.arange(size) + _FAR
-    wants = (NO_IDS,) * len(whole) + (far,) * (len(shapes) - len(whole))
+    wants = ((NO_IDS,) * len(whole) + (far, np.arange(VISITED)))[: len(shapes)]
     reply, vector = driver.whole_center(whole, wants)
     stops = np.cumsum([size, *(shape.rows * shape.width for shape in whole)])
     tables = [
         vector[start:stop].reshape(-1, shape.width) for shape, start, stop in zip(whole, stops, stops[1:], strict=False)
     ]
-    tables += [rows[:, None] for rows in reply.rows[len(whole) :]]
+    tables += [rows[:, None] for rows in reply.rows[len(whole) : VISITS]]
     check_tables(tables, vector[:size], f"as read at clock {reply.clock}")
 
 

@@ -15,7 +15,7 @@ from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.messages import CenterReply
-from simulation.divided import Mirror, difference_of, mirror_for
+from simulation.divided import Mirror, SavedStates, difference_of, mirror_for
 from simulation.members import Course
 from simulation.plan import Layout, Plan
 from simulation.reference import Formula, Sent, Standing, close, difference, standing_of, with_other_workers
@@ -23,7 +23,7 @@ from simulation.scheduler import Finding, Process
 from simulation.speed_watch import SpeedWatch
 from simulation.state_watch import StateWatch
 from simulation.stream_watch import StreamWatch
-from simulation.tables import check_tables, rows_of
+from simulation.tables import check_tables, rows_of, shapes_of, start_of
 from simulation.value_watch import ValueWatch
 from simulation.world import Surroundings, VirtualChild
 
@@ -148,8 +148,8 @@ class Watch:
         self._stood: dict[tuple[int, bytes], list[Standing]] = {}
         #: The claims of servers to the checkpoint.
         self._claims: dict[Process, Claim] = {}
-        #: The vectors that snapshots of divided centers have, by claim and number.
-        self._vectors: dict[tuple[Claim, int], dict[str, np.ndarray]] = {}
+        #: The states of divided centers that snapshots have.
+        self._saved: SavedStates = {}
         #: The last ticket at which each shard was compared.
         self._compared: dict[Process, int] = {}
         #: How many shards the center of each driver's job has.
@@ -291,7 +291,7 @@ class Watch:
         """Make the calls at the mirror that a server with shards has decided since the last check."""
         if life.mirror is not None:
             who = life.driver, life.center.incarnation
-            life.mirror.follow(life.center, lambda *commit: self.sent[(*who, *commit)].parts)
+            life.mirror.follow(life.center, lambda *commit: self.sent[(*who, *commit)])
 
     def _compare(self, child: VirtualChild) -> None:
         """Check that a shard has its elements of the mirror's vectors, after each ticket that it has applied."""
@@ -302,8 +302,11 @@ class Watch:
         if shard is None or life is None or life.mirror is None:
             return
         ticket = self._compared.get(child.process, -1) + 1
+        dispatcher = server.dispatcher
+        stretch, cut, own = dispatcher._slice, dispatcher._cut, dispatcher._number  # noqa: SLF001 - a check within
         while ticket in shard.records:
-            text = difference_of(life.mirror.at(ticket), shard.records[ticket], server.dispatcher._slice)  # noqa: SLF001 - a check within
+            whole = life.mirror.at(ticket)
+            text = difference_of(whole, shard.records[ticket], stretch, lambda ids: cut.owners(ids) == own)
             if text:
                 raise Finding("shard", f"{child.process.name} must equal one server after ticket {ticket}. {text}")
             self._compared[child.process], ticket = ticket, ticket + 1
@@ -322,7 +325,7 @@ class Watch:
         # No worker of a new layout has joined; a server that continues with this layout has all joins.
         exact = center.began == (0, 0) or bool(center.scheduler.active)
         count = len(center.log)
-        mirror = mirror_for(child, self.size, self._vectors)
+        mirror = mirror_for(child, self.size, self._saved, start_of(shapes_of(self._plan, self.size)))
         elements = center if mirror is None else mirror.center
         life = self._lives[center] = _Life(
             center,
@@ -673,7 +676,7 @@ class Watch:
         """Check that the center's elements correspond to the applied commits."""
         array = self._lives[center].elements.current.array
         if self._plan.tables:
-            check_tables(rows_of(center), array, f"at clock {center.clock}")
+            check_tables(rows_of(self._lives[center].elements), array, f"at clock {center.clock}")
         if not self._plan.shows:
             return
         expected = self._by_leases(center) if self._plain else self.by_ledger(center.log.commits(0))

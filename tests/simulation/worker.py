@@ -98,7 +98,8 @@ class WatchedClient(WorkerClient):
         before = commit.overlapped and len(self._began) > 1
         began = self._began[-2 if before else -1]
         times = self._windows.sends(commit.sequence, self._now)
-        sent = Sent(parts, commit.moving_statistics.copy(), began, first=commit.sequence == self._first, times=times)
+        first, moved = commit.sequence == self._first, tuple([rows.copy() for rows in commit.moved])
+        sent = Sent(parts, commit.moving_statistics.copy(), began, first, times, commit.touched, moved)
         self._watch.sent[self._driver, commit.incarnation, self.worker, self.attempt, commit.sequence] = sent
         self._watch.streams.sent(self._layout, commit)
 

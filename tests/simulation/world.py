@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from distkeras.ps.center.tables import Rows
 from distkeras.ps.checkpoint.snapshots import Saved
 from distkeras.ps.errors import ServerLostError
 from distkeras.ps.server.process import GOODBYE, StartRequest
@@ -48,10 +49,12 @@ class Surroundings:
         self.skews: dict[str, float] = {}
         #: The processes of all servers, with the latest one last; those of their shards are their own.
         self.servers: list[Any] = []
-        #: The snapshots, with whole vectors where it has some, that servers with shards have restored.
-        self.saved: dict[Process, Saved] = {}
+        #: The snapshots, with whole vectors and rows where they have some, that servers with shards have restored.
+        self.saved: dict[Process, tuple[Saved, tuple[Rows, ...]]] = {}
         #: The number of the ticket's snapshot to which each part of a divided center belongs, by the part's name.
         self.snapshots_of_parts: dict[str, int] = {}
+        #: The table and the rows that the driver removes from shards, by the number of its request.
+        self.removals: dict[int, tuple[int, set[int]]] = {}
         self.child_of: dict[Process, Any] = {}
         #: The Spark job that runs a driver's server, if that is a task.
         self.actions: dict[Process, Any] = {}

@@ -327,6 +327,29 @@ class TestOwnership:
         with pytest.raises(OwnershipLostError, match="claim 000003-0000000b of process"):
             directory("0000000a").take_over(epoch=1, after=2)
 
+    def test_a_job_that_lost_the_directory_before_it_began_learns_that(self, tmp_path: Path) -> None:
+        """Its first server claimed the directory and died; the newer job's snapshots remove that claim's file."""
+        SnapshotDirectory(str(tmp_path), token="0000000a").take_over(fresh=True)
+        with Saving(tmp_path, every=1, token="0000000b") as newer:
+            newer.commit(1)
+            newer.covered()
+        with pytest.raises(
+            OwnershipLostError, match=r"earlier server of this job has lost .* to claim 000002-0000000b"
+        ):
+            SnapshotDirectory(str(tmp_path), token="0000000a").take_over(fresh=True)
+        with pytest.raises(ConfigurationError, match="must be an empty directory"):
+            SnapshotDirectory(str(tmp_path), token="0000000c").take_over(fresh=True)
+
+    def test_a_claim_to_a_directory_that_was_not_empty_after_all_is_withdrawn(self, tmp_path: Path) -> None:
+        def save() -> None:
+            with Saving(tmp_path, every=1, token="0000000a") as older:
+                older.covered()
+
+        directory = SnapshotDirectory(str(tmp_path), token="0000000b", world=before_access("write", "owner", save))
+        with pytest.raises(ConfigurationError, match="must be an empty directory"):
+            directory.take_over(fresh=True)
+        assert [path.name for path in tmp_path.glob("owner-*")] == ["owner-000001-0000000a.dks"]
+
     def test_a_server_that_cannot_continue_the_job_claims_nothing(self, tmp_path: Path) -> None:
         with Saving(tmp_path, every=1) as saving:
             with pytest.raises(ConfigurationError, match="must be an empty directory"):

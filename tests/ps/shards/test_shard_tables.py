@@ -29,6 +29,7 @@ from distkeras.ps.rules import Rule, center_rules, make
 from distkeras.ps.shards.cut import Cut
 from distkeras.ps.shards.owned_tables import OwnedTable
 from distkeras.ps.shards.spread_client import SpreadWorkerClient
+from distkeras.ps.shards.tickets import PartKey
 from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -102,6 +103,7 @@ class Run:
     def _pull(self, worker: int) -> None:
         wants = self.center.some_rows()
         self.center.want(worker, self.attempts[worker], wants)
+        self._ask_late(worker)
         self._receive(worker, wants)
 
     def _receive(self, worker: int, wants: Any) -> None:
@@ -115,6 +117,7 @@ class Run:
         bare = commit_for(center.one, worker, self.attempts[worker], steps, wants_center=True, overlapped=overlapped)
         commit, vectors = center.with_rows(bare, wants), center.payload()
         center.prepare(commit, vectors)
+        self._ask_late(worker)
         if skip:
             center.skip(commit)
             self._pull(worker)
@@ -122,6 +125,14 @@ class Run:
             self._receive(worker, wants)
         else:  # it is refused, or the reply is lost: other rows are pulled while shards may not know the commit
             self._pull(worker)
+
+    def _ask_late(self, worker: int) -> None:
+        """Ask for rows over connections that have ended: the requests come late, and answer nothing."""
+        attempt, connection = self.attempts[worker], self.connections[worker]
+        for former in (PartKey(worker, attempt, connection - 1, 0), PartKey(worker, attempt - 1, connection, 0)):
+            for number, shard in enumerate(self.center.shards):
+                if self.center.rng.random() < 0.5:
+                    shard.want(former, self.center.own(self.center.some_rows(), number))
 
     def _read_changes(self) -> None:
         center = self.center
