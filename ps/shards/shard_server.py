@@ -256,7 +256,7 @@ class ShardDispatcher:
 
     def register(self, place: tuple[str, int]) -> None:
         """Report to the sequencer that this shard listens at ``place``."""
-        self._follower.send(RegisterShard(self._number, *place, self._role.incarnation))
+        self._follower.send(RegisterShard(self._number, *place, self._role.incarnation, self._role.process))
         self._follower.start()
 
     def _stretch(self, size: int) -> slice:
@@ -464,13 +464,17 @@ class ShardDispatcher:
             if rows.size:
                 raise LocalProtocolError("a shard must have its slice before the first ticket. Received: a ticket")
             living = sum(shape.living for shape in self._settings.tables)
-            return TakeTickets(self._number, 0, _PATIENCE, self._role.incarnation, np.zeros((living, 4)))
+            return self._next_tickets(0, np.zeros((living, 4)))
         for ticket in tickets_of(rows) if rows.size else ():
             with self.changed:
                 shard.apply(ticket)
                 self.changed.notify_all()
         counts = np.array([table.counts for table in shard.center.living], np.float64).reshape(-1, 4)
-        return TakeTickets(self._number, shard.applied, _PATIENCE, self._role.incarnation, counts)
+        return self._next_tickets(shard.applied, counts)
+
+    def _next_tickets(self, after: int, counts: np.ndarray) -> TakeTickets:
+        role = self._role
+        return TakeTickets(role.shard, after, _PATIENCE, role.incarnation, counts, role.process)
 
     def _forward(self, fault: ShardFault) -> None:
         self._follower.send(fault)

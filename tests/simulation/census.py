@@ -47,6 +47,8 @@ EXCEPTIONS = {
     "message ReadRows": "tables by rows are not divided",
     "message AddUp": "few jobs with shards have a rule with a norm over all elements: `tests/ps/shards`",
     "message Total": "as above",
+    "message AskRole": "no job has shards in the cluster: `tests/ps/shards/test_shard_task.py`",
+    "message Role": "it answers `AskRole`",
     "message ShardFault": "a center that is not finite needs numbers that overflow: `tests/ps/shards`",
     "message RemoveRows": "rows that are removed belong to no element of the center: `ps/center/test_living_tables.py`",
     "message BeginChanges": "only publishers of versions ask for changes: `training/test_stream_tables.py`",
