@@ -45,8 +45,8 @@ STATUS_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 #: Seconds from one search for a restarted server to the next.
 _SEARCH_SECONDS = 2.0
-#: Seconds for a canceled job to end, and for the server to end with a last snapshot.
-_CANCEL, _END_SAVING = 60.0, 120.0
+#: Seconds for a canceled job to end, for the server to end with a last snapshot, and then for its shards.
+_CANCEL, _END_SAVING, _END_SHARDS = 60.0, 120.0, 15.0
 #: The most tasks that check whether executors reach the server.
 _PROBES_MAX = 64
 _R = TypeVar("_R")
@@ -106,7 +106,7 @@ class ClusterServer:
                     self._driver.goodbye()
                     self._server.ended(_END_SAVING)
             for action in filter(None, (self._server, self._shard_action)):
-                if action.ended(0.0 if action is self._server else _CANCEL):
+                if self._server.ended() and action.ended(_END_SHARDS):
                     with contextlib.suppress(Exception):  # callers have received the server's errors already
                         self._collect_report(action)
         finally:

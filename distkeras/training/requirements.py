@@ -143,8 +143,8 @@ def require_slots(
         )
     if slots < 1:
         raise ConfigurationError(
-            f"`server='cluster'` needs {'a slot' if apart == 1 else f'{apart} slots'} for the server and one for a "
-            f"worker at least. Received: {at_once} at once ({where})"
+            f"`server='cluster'` needs {'a slot' if apart == 1 else f'{apart} slots'} for the server"
+            f"{' and its shards' * (apart > 1)} and one for a worker at least. Received: {at_once} at once ({where})"
         )
     if scheduler_for(server.rule, server.workers, server.staleness_bound, gather=server.relays is not None).gather:
         needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"

@@ -14,8 +14,6 @@ class Roles:
         self._held: dict[int, tuple[int, Peer]] = {}
         #: A shard whose process must end soon; None: there is none.
         self.leaving: int | None = None
-        #: Whether the job has ended, so that the shards leave.
-        self.dismissed = False
 
     def __bool__(self) -> bool:
         return bool(self._held)

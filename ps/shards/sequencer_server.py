@@ -192,7 +192,7 @@ class SequencerDispatcher(Dispatcher):
             if shard is not None:
                 self.asked_at.pop(shard, None)
                 self.changed.notify_all()
-                if shard in self._places and not (self.changed.closing or self.roles.dismissed):
+                if shard in self._places and not self.changed.closing:
                     self.lose(f"shard {shard} has ended, or its connection has")
         super().disconnected(peer)
 
@@ -215,17 +215,13 @@ class SequencerDispatcher(Dispatcher):
         except ServerLostError as error:
             self.lose(error.message)
 
-    def wait_until_left(self, seconds: float) -> None:
-        """Wait until the processes of all shards have left, for ``seconds`` at most."""
+    def dismiss_shards(self, seconds: float) -> None:
+        """Answer the shards that the job has ended, and wait until they have left, for ``seconds`` at most."""
         deadline = self._world.monotonic() + seconds
+        self.changed.close()
         with self.changed:
             while self.roles and self.changed.wait_for_change(deadline, lambda: False):
                 pass
-
-    @property
-    def places(self) -> list[tuple[str, int]]:
-        """The host and port of each shard that has registered."""
-        return [place for _, place in sorted(self._places.items())]
 
     def _on_ask_role(self, peer: Peer, message: AskRole) -> Message:
         self._require_number(message.shard)
@@ -275,7 +271,7 @@ class SequencerDispatcher(Dispatcher):
                 peer.hung_up,
                 lambda: f"shards {sorted(set(range(self._shards)) - set(self._places))} to start",
             )
-            lines = [f"{host} {port}" for host, port in self.places]
+            lines = [f"{host} {port}" for _, (host, port) in sorted(self._places.items())]
             return Shards("\n".join(lines), self._size)
 
     def _require_own(self, message: RegisterShard | TakeTickets) -> None:

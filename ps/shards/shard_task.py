@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from distkeras.ps.checkpoint.ownership import Claim, Owner, owner_of
 from distkeras.ps.errors import DeadlineError, DistkerasError, LocalProtocolError, ServerLostError, SnapshotError
-from distkeras.ps.protocol.messages import Ack, Goodbye
+from distkeras.ps.protocol.messages import Ack
 from distkeras.ps.protocol.shard_messages import AskRole, Role
 from distkeras.ps.server.announced import require_to_stay, state_of
 from distkeras.ps.server.process import StartRequest
@@ -49,12 +49,12 @@ class DividedAmongTasks(Divided):
 
     def __init__(self, request: StartRequest, world: World = REAL) -> None:
         super().__init__(request.mode)
-        self._request, self._world = request, world
+        self._deadlines, self._world = request.settings.deadlines, world
 
     @contextlib.contextmanager
     def served(self, server: ParameterServer, require_to_stay: Callable[[], None]) -> Iterator[Callable[[], None]]:
         """See `ServerKind`: all shards have registered, and go on asking for tickets."""
-        dispatcher, deadlines = server.dispatcher, self._request.settings.deadlines
+        dispatcher, deadlines = server.dispatcher, self._deadlines
         assert isinstance(dispatcher, SequencerDispatcher)
         deadline = self._world.monotonic() + deadlines.rows
         while not dispatcher.wait_for_shards(_RETRY_SECONDS):
@@ -67,16 +67,7 @@ class DividedAmongTasks(Divided):
         finally:
             dispatcher.close(deadlines.close)  # the last snapshot needs the shards
             if server.over:
-                self._dismiss(dispatcher)
-
-    def _dismiss(self, dispatcher: SequencerDispatcher) -> None:
-        """Say goodbye to the shards, and wait until they have left."""
-        dispatcher.roles.dismissed = True
-        for place in dispatcher.places:
-            client = Client(self._request.address_at(*place), self._request.settings.deadlines, self._world, met=True)
-            with contextlib.closing(client), contextlib.suppress(DistkerasError):  # it finds the job's end announced
-                client.request(Goodbye(), Ack, self._request.settings.deadlines.handshake)
-        dispatcher.wait_until_left(_END)
+                dispatcher.dismiss_shards(_END)
 
 
 class ShardTask:

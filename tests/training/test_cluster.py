@@ -30,3 +30,10 @@ def test_a_job_with_shards_in_the_cluster_survives_kills(tmp_path: Path, kill: s
     started = cluster_job.start(tmp_path, "classic", "local-cluster[2,3,1024]", f"{kill}@shards")
     found = cluster_job.outcomes(started, patience(280))[f"{kill}@shards"]
     assert found["incarnations"] == 2
+
+
+@pytest.mark.slow
+def test_shards_that_spark_does_not_retry_are_started_again_by_the_driver(tmp_path: Path) -> None:
+    started = cluster_job.start(tmp_path, "classic", "local[6]", "shard@shards")
+    found = cluster_job.outcomes(started, patience(280))["shard@shards"]
+    assert ["driver", "restart"] in found["events"]

@@ -193,7 +193,7 @@ def test_a_job_ends_with_its_shards_and_with_a_copy_that_waits(
 def test_a_killed_task_loses_nothing(victim: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     stopped = victim.startswith("stopped")
-    made = request(folder, standstill=brief(5)) if stopped else request(folder)
+    made = request(folder, standstill=brief(1)) if stopped else request(folder)
 
     with ExitStack() as stack:
 
