@@ -65,6 +65,7 @@ class Network:
         server: where the parameter server runs: "driver", in a process next to the driver; or "cluster", as a Spark
             task of its own, for drivers that executors cannot reach (Spark Connect to a remote cluster). The task takes
             a slot, and needs a `checkpoint` in a folder that every executor can reach, where it writes its address.
+            With `shards`, so does each of them.
         host: the driver's address for executors. Default: loopback for a local master, else ``spark.driver.host``.
         port: port of the parameter server; 0 for any free port.
         tls: encrypt the connections of workers, driver and server; needs the package cryptography on the driver.
@@ -85,9 +86,10 @@ class Network:
             number: the number of groups, in the order of the workers. A group advances together, and its commit has
             the staleness of its stalest worker. All workers must run at once when the job begins. For `downpour`,
             `agn`, `dynsgd`, `delay_adaptive` and `adag` (Algorithm 12). Default: each worker sends its own commits.
-        shards: number of processes, next to the driver, among which the elements of the model are divided, for models
-            that are too large for one process or for its share of the network. The numbers are the same as with one.
-            Not with relays, `daso`, `measure_gap` or `server="cluster"`. Default: 1, one server has all elements.
+        shards: number of processes among which the elements of the model are divided, for models that are too large for
+            one process or for its link. They run next to the driver; with `server="cluster"`, as Spark tasks, on
+            different hosts where Spark has free slots there. The numbers are the same as with one. Not with relays,
+            `daso` or `measure_gap`. Default: 1, one server has all elements.
     """
 
     server: str = "driver"

@@ -172,7 +172,6 @@ EXCLUSIONS = {
     "shards": (
         Exclusion("measure_gap", (False,), "a gap is of whole vectors"),
         Exclusion("relays", (None,), "relays send whole vectors to one server"),
-        Exclusion("server", ("driver",), "shards are processes next to the driver"),
     ),
     "a stream": (
         Exclusion("partitioned_already", (False,), "its micro-batches are spread over the workers"),

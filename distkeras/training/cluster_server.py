@@ -1,4 +1,8 @@
-"""The driver's handle to a server in the cluster: a Spark job of one task, and requests that tasks carry."""
+"""The driver's handle to a server in the cluster: a Spark job of one task, and requests that tasks carry.
+
+If the center is divided, another Spark job has one task for each shard. They find the server by themselves, again after
+it was restarted, so that job runs until the training ends.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,8 @@ STATUS_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 #: Seconds from one search for a restarted server to the next.
 _SEARCH_SECONDS = 2.0
-#: Seconds for a canceled job to end, and for the server to end with a last snapshot.
-_CANCEL, _END_SAVING = 60.0, 120.0
+#: Seconds for a canceled job to end, for the server to end with a last snapshot, and then for its shards.
+_CANCEL, _END_SAVING, _END_SHARDS = 60.0, 120.0, 15.0
 #: The most tasks that check whether executors reach the server.
 _PROBES_MAX = 64
 _R = TypeVar("_R")
@@ -64,10 +68,14 @@ class ClusterServer:
         self.status_seconds = STATUS_SECONDS
         #: Whether the request in progress may restart the server.
         self._may_restart = False
-        self._driver = RemoteClient(self._session, self.address, self._deadlines, self._check_during_request)
+        self._shards = settings.shards if settings.shards > 1 else 0
+        self._driver = self.connect(self._check_during_request)
         self._end_reason: str | None = None
         self._end_sent_at = 0.0
         self._action: SparkAction | None = None
+        #: The tasks of the shards, when they were started, and how often that was of no use.
+        self._shard_action: SparkAction | None = None
+        self._shards_began, self._shard_limit = 0.0, RestartLimit()
         #: When the server last answered, and when it was last started.
         self._active_at = self._started_at = time.monotonic()
         #: A task that searches for the server, when it was sent, and whether the server was restarted.
@@ -97,9 +105,10 @@ class ClusterServer:
                 with contextlib.suppress(DistkerasError):  # `_cancel` ends it then
                     self._driver.goodbye()
                     self._server.ended(_END_SAVING)
-            if self._server.ended():
-                with contextlib.suppress(Exception):  # callers have received the server's errors already
-                    self._collect_report(self._server)
+            for action in filter(None, (self._server, self._shard_action)):
+                if self._server.ended() and action.ended(_END_SHARDS):
+                    with contextlib.suppress(Exception):  # callers have received the server's errors already
+                        self._collect_report(action)
         finally:
             self._cancel()
 
@@ -115,6 +124,8 @@ class ClusterServer:
                     f"waited {self._deadlines.rows:g} s for Spark to run the parameter server's task and a task that "
                     "connects to it: each needs a free slot"
                 )
+            if self._shard_action is not None and self._shard_action.ended():
+                raise self._error_of_shards()
             if self._server.ended():
                 return self._require_served(self._collect_report(self._server))
             row = search_action.rows()[0]
@@ -122,8 +133,8 @@ class ClusterServer:
             search_action.cancel(_CANCEL)
         if row["error"]:
             raise DeadlineError(
-                f"waited {patience:g} s for the parameter server, which needs a slot in addition to that of the task "
-                f"that connects to it; on host {row['host']}: {row['error']}"
+                f"waited {patience:g} s for the parameter server, which needs {self._slots} in addition to that of the "
+                f"task that connects to it; on host {row['host']}: {row['error']}"
             )
         return started_from_json(json.loads(row["place"])["report"])
 
@@ -131,6 +142,19 @@ class ClusterServer:
         one_row, task = self._session.range(0, 1, 1, 1), self._task
         self._action = SparkAction(self._session, map_in_arrow(one_row, task.run, OUTPUT).collect, "distkeras-server")
         self._active_at = self._started_at = time.monotonic()
+        if self._shards and (self._shard_action is None or self._shard_action.ended()):
+            self._run_shards()
+
+    def _run_shards(self) -> None:
+        parts, tasks = self._session.range(0, self._shards, 1, self._shards), self._task.shards()
+        collect = map_in_arrow(parts, tasks.run, OUTPUT).collect
+        self._shard_action = SparkAction(self._session, collect, "distkeras-shards")
+        self._shards_began = time.monotonic()
+
+    @property
+    def _slots(self) -> str:
+        """The slots that the server needs, in words."""
+        return f"{1 + self._shards} slots" if self._shards else "a slot"
 
     @property
     def _start_timeout(self) -> float:
@@ -150,7 +174,8 @@ class ClusterServer:
     def _wait_for_either(self, action: SparkAction) -> bool:
         deadline = time.monotonic() + self._deadlines.rows
         while time.monotonic() < deadline:
-            if action.ended(_POLL_SECONDS) or self._server.ended():
+            shards_ended = self._shard_action is not None and self._shard_action.ended()
+            if action.ended(_POLL_SECONDS) or self._server.ended() or shards_ended:
                 return True
         return False
 
@@ -208,8 +233,8 @@ class ClusterServer:
         assert self._action is not None, "the server must have been started"
         return self._action
 
-    def connect(self) -> RemoteClient:
-        return RemoteClient(self._session, self.address, self._deadlines)
+    def connect(self, meanwhile: Callable[[], object] = lambda: None) -> RemoteClient:
+        return RemoteClient(self._session, self.address, self._deadlines, meanwhile, divided=bool(self._shards))
 
     def alive(self) -> bool:
         """Return whether the server's task runs, or Spark will run it again."""
@@ -287,6 +312,7 @@ class ClusterServer:
 
     def _check_server(self) -> None:
         """Send a task to a server that has been silent for too long, and restart it if it does not answer."""
+        self._check_shards()
         # This does not wait: as long as that task has no free slot, the server's state is unknown, and it is kept.
         now = time.monotonic()
         silence = now - self._active_at
@@ -342,6 +368,28 @@ class ClusterServer:
         self._events.report(log, "restart", text, error.message)
         self._run_next(self._task.given_up)
 
+    def _check_shards(self) -> None:
+        """Run the tasks of the shards again if Spark has given them up; raise its error if that has been futile."""
+        if self._shard_action is None or not self._shard_action.ended():
+            return
+        error = self._error_of_shards()
+        if time.monotonic() - self._shards_began >= self._start_timeout:
+            self._shard_limit = RestartLimit()  # the shards have worked meanwhile
+        if not (self._may_run() and self._shard_limit.failed()):
+            raise error
+        text = "Spark does not retry the tasks of the shards any more; the driver starts them again: %s"
+        self._events.report(log, "restart", text, error.message)
+        self._run_shards()
+
+    def _error_of_shards(self) -> DistkerasError:
+        """Return why the tasks of the shards have ended."""
+        assert self._shard_action is not None
+        try:
+            self._rows_of(self._shard_action)
+        except DistkerasError as error:
+            return error
+        return ServerLostError("the tasks of the shards have ended before their job. See the logs of these Spark tasks")
+
     def _may_run(self) -> bool:
         return not is_stopped(self._session)
 
@@ -361,8 +409,8 @@ class ClusterServer:
         self._driver.close()
         if self._search is not None:
             self._search.cancel(_CANCEL)
-        if self._action is not None:
-            self._action.cancel(_CANCEL)
+        for action in filter(None, (self._action, self._shard_action)):
+            action.cancel(_CANCEL)
 
 
 #: The driver's handle to a server that may die, on the driver's machine or in the cluster.

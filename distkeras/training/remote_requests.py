@@ -31,6 +31,7 @@ from distkeras.ps.errors import (
 from distkeras.ps.protocol.framing import decode, encode
 from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows, error_of, fault_of
 from distkeras.ps.server.start_report import started_from_json
+from distkeras.ps.shards.spread_driver import WholeDriverClient
 from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
@@ -75,12 +76,14 @@ class RemoteRequest:
         requests: their frames, one or more.
         timeout: seconds for an answer, and after which no further request is sent. The task tries to reach the server
             for the same time, but at most `Deadlines.reconnect`, since it keeps a slot while it tries.
+        divided: the center is divided among shards, which the task asks, too.
     """
 
     address: Address
     deadlines: Deadlines
     requests: Sequence[bytes]
     timeout: float
+    divided: bool = False
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the answers' frames in pieces; the function for ``mapInArrow``."""
@@ -97,7 +100,8 @@ class RemoteRequest:
         Only the first request is repeated while the server cannot be reached. If a later one has no answer, or after a
         `Fault`, the answers end: the driver sends the next request first in another task.
         """
-        client, deadline = Client(self.address, self.deadlines, world), world.monotonic() + self.timeout
+        client = (WholeDriverClient if self.divided else Client)(self.address, self.deadlines, world)
+        deadline = world.monotonic() + self.timeout
         first, *others = map(decode, self.requests)
 
         def once() -> Message:
@@ -184,6 +188,7 @@ class RemoteClient(DriverClient):
     """The driver's connection, in which Spark jobs carry the requests.
 
     A wait for a free slot may take `Deadlines.reply`. An error of ``meanwhile``, which is called every second, ends it.
+    ``divided``: see `RemoteRequest`.
     """
 
     def __init__(
@@ -193,8 +198,11 @@ class RemoteClient(DriverClient):
         deadlines: Deadlines,
         meanwhile: Callable[[], object] = lambda: None,
         world: World = REAL,
+        *,
+        divided: bool = False,
     ) -> None:
         super().__init__(address, deadlines, world, met=True)
+        self._divided = divided
         self._meanwhile = meanwhile
         self._session = session
         self._announced = address
@@ -220,7 +228,7 @@ class RemoteClient(DriverClient):
     def _exchange(self, messages: Sequence[Message], timeout: float) -> list[Message]:
         """Return the answers to the first ``messages``, at least to one."""
         requests = [b"".join(encode(message)) for message in messages]
-        answers = self._fetch(RemoteRequest(self._announced, self.deadlines, requests, timeout))
+        answers = self._fetch(RemoteRequest(self._announced, self.deadlines, requests, timeout, self._divided))
         lost, first = answers[0]
         if lost and isinstance(first, Fault):
             error = error_of(first)

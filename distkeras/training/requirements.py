@@ -121,11 +121,12 @@ def require_slots(
     known: Mapping[str, int],
     resources: ResourceProfile | None,
     *,
-    apart: bool,
+    apart: int,
 ) -> None:
     """Check that Spark can run all workers at once if the rule or the bound needs it, as far as that is known.
 
-    ``known`` is how many tasks Spark runs at once by each resource; ``apart``: the server takes a slot of its own.
+    ``known`` is how many tasks Spark runs at once by each resource; ``apart``: the number of slots that the server
+    takes.
     """
     if resources is not None:
         _require_known(resources, facts)
@@ -142,8 +143,8 @@ def require_slots(
         )
     if slots < 1:
         raise ConfigurationError(
-            "`server='cluster'` needs a slot for the server and one for a worker at least. "
-            f"Received: {at_once} at once ({where})"
+            f"`server='cluster'` needs {'a slot' if apart == 1 else f'{apart} slots'} for the server"
+            f"{' and its shards' * (apart > 1)} and one for a worker at least. Received: {at_once} at once ({where})"
         )
     if scheduler_for(server.rule, server.workers, server.staleness_bound, gather=server.relays is not None).gather:
         needs = f"rule {server.rule.name!r}" if server.staleness_bound is None else "`staleness_bound`"

@@ -1,4 +1,4 @@
-"""The parameter server as a Spark task of its own, for drivers that executors cannot reach.
+"""The parameter server as a Spark task of its own, for drivers that executors cannot reach, and its shards as others.
 
 It announces its address in the checkpoint's directory, which every executor reaches, and serves until the driver says
 goodbye. Spark runs it again if it dies, on any executor: it continues from the latest snapshot there, and
@@ -15,16 +15,18 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from distkeras.ps.errors import ServerLostError
+from distkeras.ps.errors import ConfigurationError, ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.server.start_report import StartReport, report_to_json
+from distkeras.ps.shards.shard_task import DividedAmongTasks, ShardTask
 from distkeras.ps.world.world import REAL
 from distkeras.spark.notice import given_by_signals
 
@@ -65,41 +67,78 @@ class ServerTask:
         """Serve, and yield the log and the report; the function for ``mapInArrow``."""
         from pyspark import TaskContext
 
-        for _ in records:
-            pass
         context = TaskContext.get()
-        with _logged_lines() as lines, given_by_signals() as notice, notice.used():
-            outcome = self.serve(0 if context is None else context.attemptNumber(), notice.is_given)
-        rows = [(LOGGED, line) for line in lines]
-        rows += [] if outcome is None else [(REPORT, report_to_json(outcome))]
-        columns = [pa.array([row[column] for row in rows], pa.string()) for column in range(2)]
-        yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
+        attempt = 0 if context is None else context.attemptNumber()
+        yield from _served(records, lambda ending: self.serve(attempt, ending))
+
+    def shards(self) -> ShardTasks:
+        """Return the tasks of the shards."""
+        return ShardTasks(self.request, self.driver)
 
     def serve(self, attempt: int, ending: Callable[[], bool] = lambda: False) -> StartReport | None:
         """Serve until the job ends: see `serve_announced`. ``attempt``: Spark's number of this attempt, from 0 on."""
-        settings = replace(self.request.settings, host=self.request.settings.host or own_address())
+        request = _on_this_host(self.request)
         return serve_announced(
-            replace(self.request, settings=settings),
+            request,
             self.publication,
             tables=self.tables,
             attempt=self.start * ATTEMPTS_PER_START + attempt,
             given_up=self.given_up,
             rows_checked=self.rows_checked,
-            require_driver=self._require_driver,
+            require_driver=partial(_require_driver, self.driver, request),
             ending=ending,
+            kind=None if request.settings.shards == 1 else DividedAmongTasks(request),
         )
 
-    def _require_driver(self) -> None:
-        """Raise ServerLostError if the driver's machine refuses a connection: Spark ends a dead driver's tasks late."""
-        if self.driver is None:
-            return
-        try:
-            REAL.connect(self.driver, self.request.settings.deadlines.connect).close()
-        except ConnectionRefusedError:
-            host, port = self.driver
-            raise ServerLostError(f"the job's driver has ended: nothing listens at its address {host}:{port}") from None
-        except OSError:  # for example a network that is down: the driver may be running
-            return
+
+@dataclass(frozen=True)
+class ShardTasks:
+    """One task for each shard of the server: see `ShardTask`. Unlike the server's, they do not have the model."""
+
+    request: StartRequest = dataclasses.field(repr=False)
+    driver: tuple[str, int] | None = None
+
+    def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Serve the shard with the number of the partition, and yield the log; the function for ``mapInArrow``."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise ConfigurationError("the task of a shard must run inside Spark. Received: no task context")
+        shard, request = context.partitionId(), _on_this_host(self.request)
+        require_driver = partial(_require_driver, self.driver, request)
+        yield from _served(records, lambda ending: ShardTask(request, shard, require_driver, ending).serve())
+
+
+def _on_this_host(request: StartRequest) -> StartRequest:
+    return replace(request, settings=replace(request.settings, host=request.settings.host or own_address()))
+
+
+def _served(
+    records: Iterator[pa.RecordBatch], serve: Callable[[Callable[[], bool]], StartReport | None]
+) -> Iterator[pa.RecordBatch]:
+    """Run ``serve``, whose argument returns whether this process must end, and yield its log and report."""
+    for _ in records:
+        pass
+    with _logged_lines() as lines, given_by_signals() as notice, notice.used():
+        outcome = serve(notice.is_given)
+    rows = [(LOGGED, line) for line in lines]
+    rows += [] if outcome is None else [(REPORT, report_to_json(outcome))]
+    columns = [pa.array([row[column] for row in rows], pa.string()) for column in range(2)]
+    yield pa.RecordBatch.from_arrays(columns, ["kind", "text"])
+
+
+def _require_driver(driver: tuple[str, int] | None, request: StartRequest) -> None:
+    """Raise ServerLostError if the driver's machine refuses a connection: Spark ends a dead driver's tasks late."""
+    if driver is None:
+        return
+    try:
+        REAL.connect(driver, request.settings.deadlines.connect).close()
+    except ConnectionRefusedError:
+        host, port = driver
+        raise ServerLostError(f"the job's driver has ended: nothing listens at its address {host}:{port}") from None
+    except OSError:  # for example a network that is down: the driver may be running
+        return
 
 
 @contextlib.contextmanager

@@ -100,7 +100,7 @@ class Seal:
 
 
 MAGIC = b"DKPS"
-VERSION = 21
+VERSION = 22
 #: Bytes that are read with a header, to save a system call; more than a commit's fields have.
 READ_AHEAD = 256
 

@@ -58,6 +58,7 @@ from distkeras.ps.protocol.messages import (
 )
 from distkeras.ps.protocol.shard_messages import (
     AddUp,
+    AskRole,
     AskRows,
     AskTicket,
     DividedCommit,
@@ -74,6 +75,7 @@ from distkeras.ps.protocol.shard_messages import (
     PublishSlice,
     ReadRows,
     RegisterShard,
+    Role,
     SendPart,
     ShardFault,
     Shards,
@@ -94,5 +96,5 @@ MESSAGES: tuple[type[Message], ...] = (
     *(OfferRows, AskForWork, Loan, FetchBatches, SentBatch),  # from 46
     *(DividedCommit, DividedReply, PublishSize, PublishSlice, Greet, SendPart, AskRows, FetchSlice),  # from 51
     *(RegisterShard, ListShards, Shards, TakeTickets, Tickets, PartStored, ShardFault, PartSaved),  # from 59
-    *(DividedInspect, DividedRemoval, AskTicket, LatestTicket, ReadRows, AddUp, Total),  # from 67
+    *(DividedInspect, DividedRemoval, AskTicket, LatestTicket, ReadRows, AddUp, Total, AskRole, Role),  # from 67
 )

@@ -110,12 +110,16 @@ class FetchSlice(Message):
 
 
 class RegisterShard(Message):
-    """Shard → sequencer: shard number ``shard`` of its ``incarnation`` listens at ``host`` and ``port``."""
+    """Shard → sequencer: shard number ``shard`` of its ``incarnation`` listens at ``host`` and ``port``.
+
+    ``process``: see `AskRole`; 0 if the sequencer has started the process of the shard.
+    """
 
     shard: int
     host: str
     port: int
     incarnation: int
+    process: int = 0
 
 
 class ListShards(Message):
@@ -133,7 +137,7 @@ class TakeTickets(Message):
     """Shard → sequencer: send the tickets after number ``after``, or none if there is none in ``patience`` seconds.
 
     ``counts`` are those of the shard's rows: see `Status.tables`. ``incarnation`` is that of the sequencer that has
-    started the shard.
+    started the shard. ``process``: see `RegisterShard`.
     """
 
     shard: int
@@ -141,6 +145,7 @@ class TakeTickets(Message):
     patience: float
     incarnation: int
     counts: Rows = field(default_factory=lambda: NO_ROWS)
+    process: int = 0
 
 
 class Tickets(Message):
@@ -225,3 +230,25 @@ class ReadRows(InspectRows, kw_only=True):
     """
 
     ticket: int
+
+
+class AskRole(Message):
+    """Process → sequencer: may it be shard number ``shard``? It may while this connection lasts, unless another one is.
+
+    ``process`` is a random number of this connection. ``leaving``: it must end soon, after a last snapshot. The answer
+    is a `Role`, or an `Ack` while another process has it.
+    """
+
+    shard: int
+    process: int
+    leaving: bool = False
+
+
+class Role(Message):
+    """Sequencer → process: it is the shard; for the fields see `ShardRole`. ``epochs`` -1: None."""
+
+    incarnation: int
+    claim: str
+    snapshot: str
+    same_attempts: bool
+    epochs: int

@@ -42,9 +42,9 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.events import report
 from distkeras.ps.protocol.framing import decode
-from distkeras.ps.protocol.messages import Ack
+from distkeras.ps.protocol.messages import Publish
 from distkeras.ps.protocol.tables import TableShape
-from distkeras.ps.server.process import StartRequest, build_server
+from distkeras.ps.server.process import ServerKind, StartRequest, build_server
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start_report import NotStarted, ServedToTheEnd, Started, StartReport, report_to_json
 from distkeras.ps.transport.deadlines import Backoff
@@ -100,11 +100,11 @@ class Standby:
     def wait_until_needed(self, ending: Callable[[], bool] = lambda: False) -> bool:
         """Return True once no server of this job is alive, and False once one of them has served the job to its end."""
         while True:
-            _require_to_stay(ending)
+            require_to_stay(ending)
             owner = self._read()
             if owner is None:
                 return True
-            if _state_of(owner) is None:
+            if state_of(owner) is None:
                 sign = self._follow(owner)
                 if sign is _Sign.GONE and self._unchanged(owner):
                     return True
@@ -114,7 +114,7 @@ class Standby:
                     text = "the server with claim %s has not answered for %.0f s, and is replaced"
                     report(log, "standstill", text, owner.claim, silence)
                     return True
-            elif _state_of(owner) == _ENDED or self._world.monotonic() - self._active_at >= _END_SAVING:
+            elif state_of(owner) == _ENDED or self._world.monotonic() - self._active_at >= _END_SAVING:
                 return False
             self._world.sleep(_RETRY_SECONDS)
 
@@ -139,7 +139,7 @@ class Standby:
     def _unchanged(self, owner: Owner) -> bool:
         """Return whether a dead ``owner`` has neither announced its end nor been replaced."""
         latest = self._read()
-        return latest is not None and latest.claim == owner.claim and _state_of(latest) is None
+        return latest is not None and latest.claim == owner.claim and state_of(latest) is None
 
     def _follow(self, owner: Owner) -> _Sign:
         """Ask ``owner`` repeatedly until it does not answer; return SILENT or GONE."""
@@ -188,6 +188,7 @@ def serve_announced(  # noqa: PLR0913 - independent facts of one attempt, which 
     require_driver: Callable[[], None] = lambda: None,
     ending: Callable[[], bool] = lambda: False,
     world: World = REAL,
+    kind: ServerKind | None = None,
 ) -> StartReport | None:
     """Serve a job to its end, as one of several attempts, of which one serves at a time.
 
@@ -199,6 +200,7 @@ def serve_announced(  # noqa: PLR0913 - independent facts of one attempt, which 
         rows_checked: the driver has already compared the rows with those of the resumed job.
         require_driver: raises a DistkerasError if the driver has died; then this attempt must not claim the checkpoint.
         ending: returns whether this process must end, after a last snapshot.
+        kind: how the server is made; None: it has the whole center.
 
     Returns:
         None: this attempt has served to the end. `Started`: the rows must be checked first.
@@ -206,11 +208,11 @@ def serve_announced(  # noqa: PLR0913 - independent facts of one attempt, which 
     Raises:
         ServerLostError, SnapshotError, OSError: another attempt may succeed.
     """
-    standby = Standby(request, given_up, world)
+    standby, kind = Standby(request, given_up, world), kind or ServerKind()
     again, starts = attempt > 0, 0
     while standby.wait_until_needed(ending):
         try:
-            server, start_report = _build(request, attempt, again, require_driver, world)
+            server, start_report = _build(request, attempt, again, require_driver, world, kind)
         except OwnershipLostError as error:
             starts += 1
             # Another attempt was faster; or another job has claimed at the same moment: the next claim is higher.
@@ -227,7 +229,7 @@ def serve_announced(  # noqa: PLR0913 - independent facts of one attempt, which 
             text = "the parameter server's task had ended; it is back with commit %d of a snapshot, on %s (attempt %d)"
             report(log, "restart", text, 0 if resumed is None else resumed.clock, server.address[0], attempt)
         try:
-            if _serve(server, start_report, request, publication, tables, ending, world):
+            if _serve(server, start_report, request, publication, tables, ending, world, kind):
                 return None
         except OwnershipLostError as error:  # clients cannot find this server; the driver detects the end of its task
             return NotStarted.of(error)
@@ -242,7 +244,12 @@ def _has_lost_its_claims(request: StartRequest, world: World) -> bool:
 
 
 def _build(
-    request: StartRequest, attempt: int, again: bool, require_driver: Callable[[], None], world: World
+    request: StartRequest,
+    attempt: int,
+    again: bool,
+    require_driver: Callable[[], None],
+    world: World,
+    kind: ServerKind,
 ) -> tuple[ParameterServer, Started]:
     """Return a server that has claimed the checkpoint, with its report: see `build_server`."""
     uri = _uri_of(request)
@@ -262,7 +269,9 @@ def _build(
             require_driver()
 
     try:
-        return build_server(request.again(epoch, epoch), world, check_driver, listener=listener, attempt=attempt)
+        return build_server(
+            request.again(epoch, epoch), world, check_driver, listener=listener, attempt=attempt, kind=kind
+        )
     except BaseException:
         listener.close()
         raise
@@ -278,19 +287,22 @@ def _serve(
     tables: Sequence[tuple[TableShape, np.ndarray]],
     ending: Callable[[], bool],
     world: World,
+    kind: ServerKind,
 ) -> bool:
     """Serve until the driver has said goodbye; return False if another attempt now owns the checkpoint."""
     host, port = server.address
     place = {"host": host, "port": port, "report": report_to_json(start_report)}
-    with server:
-        driver = DriverClient(request.address_at(host, port), request.settings.deadlines, world, met=True)
+    with server, kind.served(server, lambda: require_to_stay(ending)) as check:
+        driver = kind.client(request.address_at(host, port), request.settings.deadlines, world, met=True)
         try:
             driver.publish_rows(tables)
-            driver.request(decode(publication), Ack)
+            message = decode(publication)
+            assert isinstance(message, Publish), message
+            driver.send_publication(message)
         finally:
             driver.close()
         server.announce(place)
-        _serve_until_over(server, ending, world)
+        _serve_until_over(server, ending, world, check)
         if server.superseded:
             return False
         # Before the port is closed, so that a standby does not conclude that this server has died.
@@ -301,16 +313,20 @@ def _serve(
     return True
 
 
-def _require_to_stay(ending: Callable[[], bool]) -> None:
+def require_to_stay(ending: Callable[[], bool]) -> None:
+    """Raise a ServerLostError if ``ending()``: this process must end."""
     if ending():
         raise ServerLostError("the process of this server must end; another one continues")
 
 
-def _serve_until_over(server: ParameterServer, ending: Callable[[], bool], world: World) -> None:
+def _serve_until_over(
+    server: ParameterServer, ending: Callable[[], bool], world: World, check: Callable[[], None]
+) -> None:
     """Return when the driver has said goodbye, or another attempt owns the checkpoint."""
     asked, lost_at = world.monotonic(), math.inf
     while not server.over and not server.superseded:
-        _require_to_stay(ending)
+        require_to_stay(ending)
+        check()
         fault = server.fault
         if fault is not None and ERRORS[fault.code] is OwnershipLostError:
             lost_at = min(lost_at, world.monotonic())
@@ -330,8 +346,8 @@ def _announce_end(server: ParameterServer, place: dict[str, object]) -> None:
         server.announce(place)
 
 
-def _state_of(owner: Owner) -> str | None:
-    """Return the state that an owner has announced."""
+def state_of(owner: Owner) -> str | None:
+    """Return the state that an owner has announced: None while it serves, or before."""
     return None if owner.announced is None else owner.announced.get(_STATE)
 
 

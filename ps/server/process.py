@@ -51,6 +51,7 @@ from distkeras.ps.server.start_report import (
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.transport.client import Address, Certificate, make_certificate, server_context
 from distkeras.ps.transport.deadlines import Backoff
+from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.processes import PIECE, POLL_SECONDS, Child
 from distkeras.ps.world.streams import Listener
 from distkeras.ps.world.world import REAL, Thread, World
@@ -124,6 +125,8 @@ class ServerKind:
 
     #: Whether it reads the vectors of a center that was divided.
     reads_parts = True
+    #: The client that publishes to it.
+    client: type[DriverClient] = DriverClient
 
     def make_center(self, settings: ServerSettings, saved: Saved, incarnation: int, world: World) -> Center:
         """Return a center of the sizes of ``saved``."""
@@ -144,6 +147,15 @@ class ServerKind:
     def bare(self, saved: Saved) -> Saved:
         """Return ``saved`` with the vectors that this kind of server keeps."""
         return saved
+
+    def served(
+        self, server: ParameterServer, require_to_stay: Callable[[], None]
+    ) -> AbstractContextManager[Callable[[], None]]:
+        """Return the context in which a server that announces itself serves; it yields a check, for each second.
+
+        What the server needs elsewhere is there when the context begins; ``require_to_stay`` may end that wait.
+        """
+        return contextlib.nullcontext(lambda: None)
 
 
 def build_server(

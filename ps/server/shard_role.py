@@ -15,6 +15,7 @@ class ShardRole:
         claim: the sequencer's claim to the checkpoint, under which the shard writes files; empty: there is none.
         snapshot: the name of the snapshot from which the shard restores its elements; empty: from none.
         same_attempts, epochs: see `StartMode`.
+        process: the number by which the sequencer knows a process that it has not started itself: see `AskRole`.
     """
 
     shard: int
@@ -25,3 +26,4 @@ class ShardRole:
     snapshot: str = ""
     same_attempts: bool = True
     epochs: int | None = None
+    process: int = 0

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from distkeras.ps.center.center import Center
+from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.parts import bare_state
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import DeadlineError, DistkerasError, ServerLostError, SnapshotError
@@ -37,12 +38,13 @@ _END = 10.0
 _SUSPENDED = 5.0
 
 
-class _Divided(ServerKind):
-    """A sequencer, and the name of the snapshot that it has restored."""
+class Divided(ServerKind):
+    """A sequencer, and the name of the snapshot that it has restored; ``mode``: that of its request."""
 
     reads_parts = False
 
-    def __init__(self) -> None:
+    def __init__(self, mode: StartMode) -> None:
+        self._mode = mode
         self.restored: str = ""
         self._size = 0
 
@@ -69,7 +71,9 @@ class _Divided(ServerKind):
             settings, incarnation=incarnation, snapshots=snapshots, restored=restored, size=self._size, world=world
         )
         claim = "" if snapshots is None else str(snapshots.claim)
-        dispatcher.role = ShardRole(0, "", 0, incarnation, claim, self.restored)
+        mode, own = self._mode, dispatcher.restored_own
+        same_attempts, epochs = own or mode.same_attempts, None if own else mode.epochs
+        dispatcher.role = ShardRole(0, "", 0, incarnation, claim, self.restored, same_attempts, epochs)
         return dispatcher
 
 
@@ -81,7 +85,7 @@ def build(
         return _build_shard(request, request.shard, world, record_activity)
     if request.settings.shards == 1:
         return build_server(request, world, record_activity)
-    return build_server(request, world, record_activity, kind=_Divided())
+    return build_server(request, world, record_activity, kind=Divided(request.mode))
 
 
 def _build_shard(
@@ -138,10 +142,8 @@ class ShardProcesses:
         self._dispatcher, self._world = dispatcher, world
         self._closed = False
         host, port = server.address
-        mode, settings = request.mode, replace(request.settings, port=0)
+        settings = replace(request.settings, port=0)
         role = replace(dispatcher.role, host=host, port=port)
-        own = dispatcher.restored_own
-        role = replace(role, same_attempts=own or mode.same_attempts, epochs=None if own else mode.epochs)
         self._requests = [
             replace(request, settings=settings, shard=replace(role, shard=number)) for number in range(settings.shards)
         ]
@@ -204,6 +206,5 @@ class ShardProcesses:
 
     def _end_server(self, reason: str) -> None:
         """Let the driver start another server, unless this one ends, or the job has an error that it must read here."""
-        changed = self._dispatcher.changed
-        if not self._closed and changed.fault is None:
-            changed.report_corruption(reason)
+        if not self._closed:
+            self._dispatcher.lose(reason)

@@ -29,6 +29,7 @@ from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.shard_messages import (
     AddUp,
+    AskRole,
     AskTicket,
     DividedCommit,
     DividedInspect,
@@ -39,6 +40,7 @@ from distkeras.ps.protocol.shard_messages import (
     PartSaved,
     PublishSize,
     RegisterShard,
+    Role,
     ShardFault,
     Shards,
     TakeTickets,
@@ -52,6 +54,7 @@ from distkeras.ps.server.loan_requests import LoanRequests
 from distkeras.ps.server.requests import OptimizerRequests
 from distkeras.ps.server.shard_role import ShardRole
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.shards.roles import Roles
 from distkeras.ps.shards.saving import PartsOfShards
 from distkeras.ps.shards.sequencer import ELEMENTS, SequencingCenter
 from distkeras.ps.shards.tickets import rows_of
@@ -60,6 +63,8 @@ from distkeras.ps.world.world import REAL, World
 
 #: The longest time that a request for tickets waits, in seconds.
 _PATIENCE_MOST = 10.0
+#: Seconds between two looks at the shards, after which this process was suspended meanwhile.
+_SUSPENDED = 5.0
 #: The most tickets that one message has: a shard that asks for the next ones is known to be alive.
 _TICKETS_MAX = 64
 
@@ -94,6 +99,10 @@ class SequencerDispatcher(Dispatcher):
         self.restored_own = restored is not None and snapshots is not None and snapshots.own(restored[1])
         #: When each shard has started, or asked for tickets last, in seconds (monotonic).
         self.asked_at: dict[int, float] = {}
+        #: The processes that have asked to be a shard.
+        self.roles = Roles()
+        #: When `lose_silent_shards` was called last.
+        self._looked_at = world.monotonic()
         super().__init__(
             replace(settings, tables=()), incarnation=incarnation, snapshots=snapshots, restored=restored, world=world
         )
@@ -109,6 +118,7 @@ class SequencerDispatcher(Dispatcher):
             DividedInspect: self._on_divided_inspect,
             DividedRemoval: self._on_divided_removal,
             AskTicket: self._on_ask_ticket,
+            AskRole: self._on_ask_role,
             RegisterShard: self._on_register,
             ListShards: self._on_list_shards,
             TakeTickets: self._on_take_tickets,
@@ -175,6 +185,56 @@ class SequencerDispatcher(Dispatcher):
             self._size = message.size
         return self._acknowledge()
 
+    def disconnected(self, peer: Peer) -> None:
+        """Note that a session has ended; the end of a shard's is the loss of that shard."""
+        with self.changed:
+            shard = self.roles.leave(peer)
+            if shard is not None:
+                self.asked_at.pop(shard, None)
+                self.changed.notify_all()
+                if shard in self._places and not self.changed.closing:
+                    self.lose(f"shard {shard} has ended, or its connection has")
+        super().disconnected(peer)
+
+    def lose(self, reason: str) -> None:
+        """Let another server start, unless the job has an error that its driver must read here."""
+        if self.changed.fault is None:
+            self.changed.report_corruption(reason)
+
+    def lose_silent_shards(self) -> None:
+        """Let another server start if a shard stands still, or must end; is called each second."""
+        now = self._world.monotonic()
+        if now - self._looked_at > _SUSPENDED:  # no shard could ask this process for tickets
+            self.asked_at = dict.fromkeys(self.asked_at, now)
+        self._looked_at = now
+        if self.roles.leaving is not None:
+            raise ServerLostError(f"the process of shard {self.roles.leaving} must end; another one continues")
+        try:
+            for shard in list(self.asked_at):
+                self.require_attentive(shard)
+        except ServerLostError as error:
+            self.lose(error.message)
+
+    def dismiss_shards(self, seconds: float) -> None:
+        """Answer the shards that the job has ended, and wait until they have left, for ``seconds`` at most."""
+        deadline = self._world.monotonic() + seconds
+        self.changed.close()
+        with self.changed:
+            while self.roles and self.changed.wait_for_change(deadline, lambda: False):
+                pass
+
+    def _on_ask_role(self, peer: Peer, message: AskRole) -> Message:
+        self._require_number(message.shard)
+        with self.changed:
+            if self.roles.holder(message.shard) != message.process:
+                self.changed.require_running()
+            if not self.roles.ask(message, peer):
+                return self._acknowledge()
+            self.asked_at[message.shard] = self._world.monotonic()
+            role = self.role
+            epochs = -1 if role.epochs is None else role.epochs
+            return Role(role.incarnation, role.claim, role.snapshot, role.same_attempts, epochs)
+
     def _on_register(self, peer: Peer, message: RegisterShard) -> Message:
         self._require_own(message)
         with self.changed:
@@ -220,6 +280,7 @@ class SequencerDispatcher(Dispatcher):
             raise ServerLostError(
                 f"shard {message.shard} must be of incarnation {self._incarnation}. Received: {message.incarnation}"
             )
+        self.roles.require(message.shard, message.process)
 
     def _on_take_tickets(self, peer: Peer, message: TakeTickets) -> Message:
         self._require_own(message)

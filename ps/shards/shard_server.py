@@ -260,7 +260,7 @@ class ShardDispatcher:
 
     def register(self, place: tuple[str, int]) -> None:
         """Report to the sequencer that this shard listens at ``place``."""
-        self._follower.send(RegisterShard(self._number, *place, self._role.incarnation))
+        self._follower.send(RegisterShard(self._number, *place, self._role.incarnation, self._role.process))
         self._follower.start()
 
     def _stretch(self, size: int) -> slice:
@@ -465,12 +465,12 @@ class ShardDispatcher:
 
     def _apply(self, rows: np.ndarray) -> TakeTickets:
         """Apply tickets; return the request for the next ones."""
-        shard, patience = self._shard, _patience(self._deadlines)
+        shard = self._shard
         if shard is None:
             if rows.size:
                 raise LocalProtocolError("a shard must have its slice before the first ticket. Received: a ticket")
             living = sum(shape.living for shape in self._settings.tables)
-            return TakeTickets(self._number, 0, patience, self._role.incarnation, np.zeros((living, 4)))
+            return self._next_tickets(0, np.zeros((living, 4)))
         tickets = tickets_of(rows) if rows.size else []
         for ticket in tickets:
             with self.changed:
@@ -478,7 +478,11 @@ class ShardDispatcher:
                 if ticket.kind is Kind.RELEASE or ticket is tickets[-1]:  # a worker does not wait for its commit alone
                     self.changed.notify_all()
         counts = np.array([table.counts for table in shard.center.living], np.float64).reshape(-1, 4)
-        return TakeTickets(self._number, shard.applied, patience, self._role.incarnation, counts)
+        return self._next_tickets(shard.applied, counts)
+
+    def _next_tickets(self, after: int, counts: np.ndarray) -> TakeTickets:
+        role = self._role
+        return TakeTickets(role.shard, after, _patience(self._deadlines), role.incarnation, counts, role.process)
 
     def _forward(self, fault: ShardFault) -> None:
         self._follower.send(fault)

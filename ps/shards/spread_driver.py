@@ -14,10 +14,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from distkeras.ps.errors import LeaseLostError
+from distkeras.ps.errors import DistkerasError, LeaseLostError
 from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.loop import NO_BYTES, NO_FLOATS
-from distkeras.ps.protocol.messages import Ack, CenterReply, InspectRows, PublishRows, RowsPublished, TableRows
+from distkeras.ps.protocol.messages import (
+    Ack,
+    CenterReply,
+    Inspect,
+    InspectRows,
+    Message,
+    PublishRows,
+    RowsPublished,
+    TableRows,
+)
 from distkeras.ps.protocol.shard_messages import (
     AskTicket,
     DividedInspect,
@@ -163,22 +172,13 @@ class SpreadDriverClient(DriverClient):
     def _new_request(self) -> int:
         return int.from_bytes(self.world.token(_REQUEST_BYTES), "big") + 1  # 0 is none
 
-    def table(self, number: int, shape: TableShape, out: np.ndarray | None = None) -> np.ndarray:
-        out = np.empty((shape.rows, shape.width), np.float32) if out is None else out
-        for _, answer in self._blocks(number, shape):
-            out[answer.ids] = answer.rows.reshape(-1, shape.width)
-        return out
-
     def read_blocks(self, requests: Iterable[InspectRows], nbytes: int) -> Iterator[tuple[InspectRows, TableRows]]:
-        """Yield each of ``requests`` with the answer of each shard, which has its rows at these places of its own."""
+        """Yield each of ``requests`` with the rows that all shards have at these places of their own."""
         self._reading()
         ticket = self.request(AskTicket(), LatestTicket).ticket
         for message in requests:
             inner = ReadRows(message.table, message.start, message.count, message.changed, ticket=ticket)
-            answers = self._each(partial(_rows_of, inner))
-            count = max(answer.count for answer in answers)
-            for answer in answers:
-                yield message, replace(answer, count=count)
+            yield message, _together(self._each(partial(_rows_of, inner)))
 
     def _remove(self, message: messages.RemoveRows) -> None:
         cut, request = self._reading().cut, self._new_request()
@@ -191,6 +191,36 @@ class SpreadDriverClient(DriverClient):
 
 def _rows_of(message: ReadRows, shard: int, link: ShardLink) -> TableRows:
     return link.request(message, TableRows)
+
+
+def _together(answers: Sequence[TableRows]) -> TableRows:
+    """Return the rows of all shards in the order of their numbers."""
+    ids = np.concatenate([answer.ids for answer in answers])
+    order = np.argsort(ids)
+    blocks = [answer.rows.reshape(len(answer.ids), -1) for answer in answers if len(answer.ids)]
+    rows = np.concatenate(blocks)[order].reshape(-1) if blocks else NO_FLOATS
+    gone = np.concatenate([answer.gone for answer in answers])
+    return TableRows(answers[0].clock, max(answer.count for answer in answers), rows, ids[order], np.sort(gone))
+
+
+class WholeDriverClient(SpreadDriverClient):
+    """Answers what the driver asks one server, with what the sequencer and the shards answer."""
+
+    def exchange(self, message: Message, timeout: float) -> Message:
+        try:
+            if type(message) is Inspect:
+                return self.center(message.moved_after, message.wants)
+            if type(message) is InspectRows:
+                ((_, answer),) = self.read_blocks([message], 0)
+                return answer
+            if type(message) is messages.RemoveRows:
+                self._remove(message)
+                return Ack(0, 0, 0, 0)
+        except DistkerasError as error:
+            if self.lost(error):
+                raise
+            return messages.fault_of(error)
+        return super().exchange(message, timeout)
 
 
 def _joined(pieces: Sequence[CenterReply]) -> tuple[tuple[Ids, ...], tuple[Vector, ...]]:

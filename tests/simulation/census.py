@@ -44,6 +44,8 @@ EXCEPTIONS = {
     "Plan.deadlines": "as the settings' own",
     "message AddUp": "few jobs with shards have a rule with a norm over all elements: `tests/ps/shards`",
     "message Total": "as above",
+    "message AskRole": "no job has shards in the cluster: `tests/ps/shards/test_shard_task.py`",
+    "message Role": "it answers `AskRole`",
     "message ShardFault": "a center that is not finite needs numbers that overflow: `tests/ps/shards`",
 }
 

@@ -233,7 +233,7 @@ class VirtualRemoteClient(RemoteClient):
         address: AnnouncedAddress,
         deadlines: Deadlines,
         world: VirtualWorld,
-        look: Callable[[], None] = lambda: None,
+        look: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(None, address, deadlines, look, world)  # type: ignore[arg-type]  # it starts no job of Spark
         self._surroundings, self._look = surroundings, look
@@ -279,14 +279,10 @@ class VirtualClusterServer(ClusterServer):
         self._surroundings, self._world = surroundings, world
         task = ServerTask(request, b"".join(encode(publication)), tables)
         super().__init__(SimpleNamespace(sparkSession=None, row_sum=row_sum), task, Events())  # type: ignore[arg-type]  # no other attribute is used
-        self._driver = self._connect(self._check_during_request)
 
-    def _connect(self, look: Callable[[], None]) -> Any:
-        return VirtualRemoteClient(self._surroundings, self.address, self._deadlines, self._world, look)
-
-    def connect(self) -> Any:
+    def connect(self, meanwhile: Callable[[], object] = lambda: None) -> Any:
         """See `ClusterServer`."""
-        return self._connect(lambda: None)
+        return VirtualRemoteClient(self._surroundings, self.address, self._deadlines, self._world, meanwhile)
 
     def _run_task(self) -> None:
         task = self._task

@@ -268,7 +268,7 @@ def _rows_in(surroundings: Surroundings, saved: Saved) -> tuple[Rows, ...]:
 @contextmanager
 def patched(surroundings: Surroundings) -> Iterator[None]:
     """Cut small vectors, record what shards have, and which snapshots their servers restore."""
-    make_center = processes._Divided.make_center  # noqa: SLF001 - it sees the snapshot with its vectors
+    make_center = processes.Divided.make_center  # it sees the snapshot with its vectors
     files, ask = PartsOfShards.files, Shard.ask
 
     def make(self: Any, settings: ServerSettings, saved: Saved, incarnation: int, world: World) -> Center:
@@ -293,7 +293,7 @@ def patched(surroundings: Surroundings) -> Iterator[None]:
             (Cut.__init__, "__defaults__", (BLOCK,)),
             (compression, "BLOCK", BLOCK),
             (shard_server, "Shard", RecordingShard),
-            (processes._Divided, "make_center", make),  # noqa: SLF001 - as above
+            (processes.Divided, "make_center", make),
             (PartsOfShards, "files", files_of),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))

@@ -1,4 +1,4 @@
-"""Jobs on two executors, of which one is killed."""
+"""Jobs on two executors, of which one is killed, or a task of the server."""
 
 from __future__ import annotations
 
@@ -19,3 +19,21 @@ def test_a_job_on_two_executors_survives_a_killed_executor(tmp_path: Path, kill:
     assert (found["lost"], found["attempts"]) == (1, [1, 2])
     if hasattr(os, "memfd_create"):
         assert found["shared"] > 2  # the workers of two executors, and a next attempt
+
+
+# Six slots: for the sequencer, two shards, two workers, and the driver's requests.
+@pytest.mark.parametrize(
+    "kill",
+    ["shard", *(pytest.param(k, marks=pytest.mark.slow) for k in ("server", "shard_executor", "server_executor"))],
+)
+def test_a_job_with_shards_in_the_cluster_survives_kills(tmp_path: Path, kill: str) -> None:
+    started = cluster_job.start(tmp_path, "classic", "local-cluster[2,3,1024]", f"{kill}@shards")
+    found = cluster_job.outcomes(started, patience(280))[f"{kill}@shards"]
+    assert found["incarnations"] == 2
+
+
+@pytest.mark.slow
+def test_shards_that_spark_does_not_retry_are_started_again_by_the_driver(tmp_path: Path) -> None:
+    started = cluster_job.start(tmp_path, "classic", "local[6]", "shard@shards")
+    found = cluster_job.outcomes(started, patience(280))["shard@shards"]
+    assert ["driver", "restart"] in found["events"]

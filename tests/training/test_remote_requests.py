@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from support.patience import PATIENT, patience
 from support.ps.clocks import LateWorld
+from support.ps.divided_server import DividedServer
 from support.ps.running_server import Running
 from support.ps.toy_tables import ToyTables
 
 from distkeras.ps.errors import RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol import tables
 from distkeras.ps.protocol.framing import encode
-from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows
+from distkeras.ps.protocol.messages import Fault, Inspect, InspectRows, Message, TableRows
 from distkeras.ps.protocol.tables import TableShape, initial_rows
 from distkeras.ps.rules import make
+from distkeras.ps.shards.cut import Cut
 from distkeras.ps.transport.client import Address
 from distkeras.training import remote_requests
 from distkeras.training.remote_requests import RemoteClient, RemoteRequest
@@ -41,11 +43,17 @@ def running(*, publish: bool = True, **partial: Any) -> Running:
     return Running(make("downpour"), tables=toy, start=toy.dense, publish=publish)
 
 
+def divided(shards: int = 3, *, publish: bool = True) -> DividedServer:
+    rows = np.random.default_rng(1).normal(size=(SHAPE.rows, SHAPE.width)).astype(np.float32)
+    toy = ToyTables(np.arange(3, dtype=np.float32), (SHAPE,), (rows,))
+    return DividedServer(make("downpour"), toy.dense, tables=toy, shards=shards, publish=publish)
+
+
 class OwnProcess(RemoteClient):
     """A remote client whose tasks are function calls; it counts the requests and the answers of each."""
 
-    def __init__(self, address: Address) -> None:
-        super().__init__(cast("Any", SimpleNamespace()), address, PATIENT)
+    def __init__(self, address: Address, *, divided: bool = False) -> None:
+        super().__init__(cast("Any", SimpleNamespace()), address, PATIENT, divided=divided)
         self.requested = list[int]()
         self.returned = list[int]()
 
@@ -66,6 +74,28 @@ def test_the_blocks_of_a_table_share_a_task() -> None:
         client = OwnProcess(server.address)
         np.testing.assert_array_equal(client.table(0, SHAPE), server.driver.table(0, SHAPE))
         assert client.requested == client.returned == [TASK, TASK, 3]
+
+
+def test_a_divided_center_is_read_as_that_of_one_server() -> None:
+    with running() as one, divided() as several:
+        client = OwnProcess(several.address, divided=True)
+        np.testing.assert_array_equal(client.table(0, SHAPE), one.driver.table(0, SHAPE))
+        most = max(len(Cut(3, 3).own(SHAPE.rows, shard)) for shard in range(3))
+        assert sum(client.returned) == -(-most // BLOCK)
+        _, vector = client.whole_center([SHAPE])
+        np.testing.assert_array_equal(vector, [0, 1, 2, *one.driver.table(0, SHAPE).reshape(-1)])
+
+
+def test_an_error_of_a_divided_server_is_its_answer() -> None:
+    with divided() as server:
+        client = OwnProcess(server.address, divided=True)
+        read = client.read_blocks([InspectRows(0, start, BLOCK) for start in (0, 99)], 1)
+        assert next(read)[0].start == 0
+        with pytest.raises(RemoteProtocolError, match=r"rows of table 'table' .* from row 99 on"):
+            next(read)
+        server.shards[1].close()
+        with pytest.raises(ServerLostError, match="an executor cannot reach the parameter server"):
+            client.exchange(Inspect(), 0.01)
 
 
 def test_touched_rows_end_with_a_block_that_is_not_full() -> None:

@@ -84,5 +84,7 @@ def test_invalid_options_are_refused_before_any_work(spark: SparkSession, tmp_pa
         Trainer(counting_model(ROWS), "ssgd", loss=total, network=Network(server="cluster"), num_workers=2).train(
             rows, checkpoint=tmp_path
         )
+    with pytest.raises(ConfigurationError, match="needs 4 slots for the server and its shards and one for a worker"):
+        trainer(shards=3).train(rows, checkpoint=tmp_path)
     with pytest.raises(ConfigurationError, match="`host` must be None with server='cluster'"):
         trainer(host="127.0.0.1")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience, until
-from support.training.small_jobs import EPOCHS, ROWS, SPARSE, counter, sgd
+from support.programs import output_of
+from support.training.small_jobs import EPOCHS, ROWS, SPARSE, counter, sgd, wide_model
 from support.training.spark_jobs import blobs, counting_rows, counts, servers, table
 from support.training.streams import arrive, arriving
 
@@ -25,13 +26,6 @@ from distkeras.ps.rules import Rule, make
 from distkeras.settings import grouped
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-def wide_model() -> keras.Model:
-    """Return a model of three blocks, so that three shards have elements."""
-    keras.utils.set_random_seed(7)
-    layers = [keras.layers.Dense(400, activation="tanh"), keras.layers.Dense(400, activation="tanh")]
-    return keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(2, activation="softmax")])
 
 
 def trained(spark: SparkSession, rule: Rule, shards: int, **options: Any) -> Trainer:
@@ -62,6 +56,12 @@ def test_the_weights_are_those_of_one_server(spark: SparkSession, rule: Rule) ->
         np.testing.assert_array_equal(received, expected)
     columns = ["worker", "epoch", "first_batch", "last_batch", "clock", "staleness", "bytes"]
     assert several.commits.select(columns).collect() == one.commits.select(columns).collect()
+
+
+def test_shards_in_the_cluster_have_the_weights_of_one_server(tmp_path: Path) -> None:
+    output = output_of("-m", "support.training.equal_shards", tmp_path, seconds=200, SPARK_LOCAL_IP="127.0.0.1")
+    found = json.loads(output.splitlines()[-1])
+    assert found["equal"] == found["all"] > 2 << 16
 
 
 @pytest.mark.parametrize("options", [{"wire_format": "bfloat16"}, {"overlap": True}, {"tls": True}], ids=str)
@@ -130,7 +130,6 @@ def test_a_killed_process_loses_no_row(spark: SparkSession, shard: int | None, t
     [
         ("daso", {}, "`shards` must be 1 under rule 'daso'"),
         ("downpour", {"relays": 1}, "`relays` must be None with shards"),
-        ("downpour", {"server": "cluster"}, "`server` must be 'driver' with shards"),
         ("downpour", {"measure_gap": True}, "`measure_gap` must be False with shards"),
     ],
 )

@@ -29,6 +29,7 @@ from distkeras.ps.rules import Rule, center_rules, make
 from distkeras.ps.shards.cut import Cut
 from distkeras.ps.shards.owned_tables import OwnedTable
 from distkeras.ps.shards.spread_client import SpreadWorkerClient
+from distkeras.ps.shards.spread_driver import SpreadDriverClient, WholeDriverClient
 from distkeras.ps.shards.tickets import PartKey
 from distkeras.ps.transport.client import Address, Client
 from distkeras.ps.transport.driver_client import DriverClient
@@ -252,6 +253,14 @@ def read_changes(driver: DriverClient) -> tuple[dict[int, list[float]], set[int]
     return rows_of((ids, rows) for ids, rows, _ in blocks), {row for *_, gone in blocks for row in gone.tolist()}
 
 
+class Carried(DriverClient):
+    """The driver of one server, whose requests are answered as in a task that carries them to a divided one."""
+
+    def exchange(self, message: Message, timeout: float) -> Message:
+        with contextlib.closing(WholeDriverClient(self.address, self.deadlines)) as client:
+            return client.exchange(message, timeout)
+
+
 def observed(server: Running | DividedServer, model: ToyTables) -> list[Any]:
     """Train two workers in a fixed order, while the driver reads and removes rows; return everything that it reads."""
     driver, seen = server.driver, list[Any]()
@@ -289,8 +298,11 @@ def test_a_job_with_shards_reads_what_it_reads_from_one_server(rule: Rule, dense
     model = some_model(dense)
     with started(model, 0, rule) as one:
         expected = observed(one, model)
-    with started(model, 3, rule) as many:
-        assert observed(many, model) == expected
+    for driver in (SpreadDriverClient, Carried):
+        with started(model, 3, rule) as many:
+            published, many.driver = many.driver, driver(many.address, PATIENT)
+            published.close()
+            assert observed(many, model) == expected
 
 
 def test_the_status_has_the_sum_of_the_counts_of_all_shards() -> None:

@@ -1,7 +1,7 @@
 """A server that announces itself, as a process of its own: one of several attempts to serve a job.
 
-``python announced_server.py REQUEST PUBLICATION ATTEMPT GIVEN_UP`` serves what the two files contain. Its last line
-is what the server returns: a `StartReport`, or nothing.
+``python announced_server.py REQUEST PUBLICATION ATTEMPT GIVEN_UP SHARD`` serves what the two files contain. Its last
+line is what the server returns: a `StartReport`, or nothing. With SHARD, the process is that shard of such a server.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import psutil
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.server.start_report import StartReport, report_from_json, report_to_json
+from distkeras.ps.shards.shard_task import DividedAmongTasks, ShardTask
 from support.patience import patience, until
 
 
@@ -26,15 +27,23 @@ class AnnouncedServer:
     Args:
         folder: the folder for its files.
         request, publication, attempt, given_up: see `serve_announced`.
+        shard: the process is this shard of such a server; None: it is the server.
     """
 
     def __init__(
-        self, folder: Path, request: StartRequest, publication: bytes, attempt: int = 0, given_up: int = 0
+        self,
+        folder: Path,
+        request: StartRequest,
+        publication: bytes,
+        attempt: int = 0,
+        given_up: int = 0,
+        shard: int | None = None,
     ) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "request").write_text(request.to_json())
         (folder / "publication").write_bytes(publication)
         arguments = [str(folder / "request"), str(folder / "publication"), str(attempt), str(given_up)]
+        arguments += [] if shard is None else [str(shard)]
         support = str(Path(__file__).parents[2])
         self.process = subprocess.Popen(
             [sys.executable, __file__, *arguments],
@@ -74,12 +83,17 @@ class AnnouncedServer:
 
 def main() -> None:
     """Serve the job described by the arguments."""
-    request, publication, attempt, given_up = sys.argv[1:]
+    file, publication, attempt, given_up, *shard = sys.argv[1:]
+    request = StartRequest.from_json(Path(file).read_text())
+    if shard:
+        ShardTask(request, int(shard[0])).serve()
+        return
     report = serve_announced(
-        StartRequest.from_json(Path(request).read_text()),
+        request,
         Path(publication).read_bytes(),
         attempt=int(attempt),
         given_up=int(given_up),
+        kind=None if request.settings.shards == 1 else DividedAmongTasks(request),
     )
     sys.stdout.write("" if report is None else report_to_json(report))
 

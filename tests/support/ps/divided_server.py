@@ -16,6 +16,7 @@ from distkeras.ps.shards.spread_client import SpreadWorkerClient
 from distkeras.ps.shards.spread_driver import SpreadDriverClient
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
+from distkeras.ps.transport.driver_client import DriverClient
 from support.patience import PATIENT
 from support.ps.running_server import KEY
 from support.ps.toy_tables import ToyTables
@@ -61,7 +62,7 @@ class DividedServer:
             self.shards.append(ParameterServer(settings, KEY, dispatcher=dispatcher))
             self.shards[-1].start()
             dispatcher.register(self.shards[-1].address)
-        self.driver = SpreadDriverClient(self.address, deadlines)
+        self.driver: DriverClient = SpreadDriverClient(self.address, deadlines)
         rows = [] if tables is None else tables.whole_rows()
         self._publication = (start, np.zeros(moving_statistics, np.float32), b"the model", (), rows)
         if publish:

@@ -3,7 +3,8 @@
 ``python cluster_job.py FOLDER classic|connect MASTER NAME …`` runs one job for each name. The part before the "@"
 says what is killed ("blocks": an executor that held blocks; "orphan": an executor, which its worker outlives;
 "meeting": nothing, but workers of two executors wait for each other). The part after it says where the server runs,
-"driver" or "cluster", or, with the server at the driver, "estimator" or "resources" (a profile of two cores a task).
+"driver" or "cluster" or "shards" (in the cluster, with two shards), or, with the server at the driver, "estimator" or
+"resources" (a profile of two cores a task).
 The program prints a line of JSON for each job. A process can have classic Spark or Connect, and one context at most;
 so tests `start` the program, and read its `outcomes`.
 """
@@ -82,6 +83,18 @@ def server_executor(folder: str) -> None:
     process.kill()
 
 
+def shard(folder: str) -> None:
+    """Kill the process of the task that is a shard of the server."""
+    _shard_of(folder).kill()
+
+
+def shard_executor(folder: str) -> None:
+    """Kill the executor of a shard's task, and the shard."""
+    process = _shard_of(folder)
+    _jvm_of(process).kill()
+    process.kill()
+
+
 def outlive_executor(next_runs: Path) -> None:
     """Kill the executor of this worker, which itself ends only when Spark runs the next attempt."""
     os.setpgid(0, 0)  # An executor's daemon ends its process group when the executor is gone.
@@ -130,9 +143,22 @@ def _server_of(folder: str) -> psutil.Process:
     return psutil.Process(store.load(str(owner))[0]["pid"])
 
 
+def _shard_of(folder: str) -> psutil.Process:
+    """Return a shard's process: of the tasks on this machine, only servers listen."""
+    server = _server_of(folder)
+    driver = [parent for parent in psutil.Process().parents() if parent.name() == "java"][-1]
+    for process in driver.children(recursive=True):
+        parent = process.parent()
+        if parent is None or parent.name() == "java" or process.name() == "java" or process == server:
+            continue  # the parent of a task is a daemon of Spark, which listens too
+        if any(connection.status == psutil.CONN_LISTEN for connection in process.net_connections("tcp")):
+            return process
+    raise AssertionError("no shard runs")
+
+
 KILLS: dict[str, Callable[[str], None]] = {
     "blocks": executor,
-    **{kill.__name__: kill for kill in (nothing, worker, executor, server, server_executor)},
+    **{kill.__name__: kill for kill in (nothing, worker, executor, server, server_executor, shard, shard_executor)},
 }
 
 
@@ -150,7 +176,8 @@ def meeting(marker: Path) -> Callable[[int], None]:
 def trained(frame: DataFrame, place: str, checkpoint: Checkpoint, *hooks: keras.Layer) -> tuple[keras.Model, Any]:
     """Run a job; return its model, and the object that has its tables."""
     model, rule = counting_model(ROWS, *hooks), make("downpour", window=2)
-    options: dict[str, Any] = {"server": "cluster"} if place == "cluster" else {"host": "127.0.0.1"}
+    options: dict[str, Any] = {"server": "cluster"} if place in ("cluster", "shards") else {"host": "127.0.0.1"}
+    options |= {"shards": 2} if place == "shards" else {}
     options |= {"worker_optimizer": keras.optimizers.SGD(1.0), "loss": total}
     if place == "resources":  # A worker takes both cores of an executor.
         options |= {"resources": ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build}

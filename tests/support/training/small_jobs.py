@@ -31,3 +31,10 @@ def deep_model() -> keras.Model:
     return keras.Sequential(
         [keras.Input((2,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2, activation="softmax")]
     )
+
+
+def wide_model() -> keras.Model:
+    """Return a model of three blocks, so that up to three shards have elements."""
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Dense(400, activation="tanh"), keras.layers.Dense(400, activation="tanh")]
+    return keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(2, activation="softmax")])
