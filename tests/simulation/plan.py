@@ -329,10 +329,11 @@ def draw(seed: int, *, kinds: tuple[str, ...] = tuple(KINDS), shards: float = 0.
 
 def _may_have_shards(plan: Plan) -> bool:
     """Return whether the center of ``plan`` may be divided."""
-    options = {"measure_gap": plan.gap, "relays": plan.relays or None, "server": "job" if plan.cluster else "driver"}
+    options = {"measure_gap": plan.gap, "relays": plan.relays or None}
     rate = None if plan.learning_rate is None else 1.0
     settings = partial(ServerSettings, plan.make_rule(), plan.workers, learning_rate=rate, shards=2)
-    return reason_against("shards", **options) is None and _goes(settings)
+    # The simulated Spark has no tasks of shards.
+    return not plan.cluster and reason_against("shards", **options) is None and _goes(settings)
 
 
 def _with_shards(plan: Plan, chance: random.Random, kinds: tuple[str, ...]) -> Plan:
