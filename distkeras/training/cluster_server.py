@@ -218,15 +218,13 @@ class ClusterServer:
                 return report
         return None
 
-    @staticmethod
-    def _rows_of(action: SparkAction) -> list[Any]:
+    def _rows_of(self, action: SparkAction) -> list[Any]:
         try:
             return list(action.rows())
         except Exception as error:
             typed = named_error(error)
-            raise typed or ServerLostError(
-                f"Spark has given up the parameter server's task: {headline(str(error))}"
-            ) from error
+            tasks = "the parameter server's task" if action is self._action else "the tasks of the shards"
+            raise typed or ServerLostError(f"Spark has given up {tasks}: {headline(str(error))}") from error
 
     @property
     def _server(self) -> SparkAction:

@@ -203,15 +203,16 @@ class SequencerDispatcher(Dispatcher):
 
     def lose_silent_shards(self) -> None:
         """Let another server start if a shard stands still, or must end; is called each second."""
-        now = self._world.monotonic()
-        if now - self._looked_at > _SUSPENDED:  # no shard could ask this process for tickets
-            self.asked_at = dict.fromkeys(self.asked_at, now)
-        self._looked_at = now
         if self.roles.leaving is not None:
             raise ServerLostError(f"the process of shard {self.roles.leaving} must end; another one continues")
         try:
-            for shard in list(self.asked_at):
-                self.require_attentive(shard)
+            with self.changed:  # a session that ends removes its shard
+                now = self._world.monotonic()
+                if now - self._looked_at > _SUSPENDED:  # no shard could ask this process for tickets
+                    self.asked_at = dict.fromkeys(self.asked_at, now)
+                self._looked_at = now
+                for shard in self.asked_at:
+                    self.require_attentive(shard)
         except ServerLostError as error:
             self.lose(error.message)
 

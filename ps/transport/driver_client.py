@@ -110,8 +110,9 @@ class DriverClient(Client):
         """Return table ``number``, float32 ``(rows, width)``, in ``out`` if given; its blocks have different clocks."""
         out = np.empty((shape.rows, shape.width), np.float32) if out is None else out
         for request, answer in self._blocks(number, shape):
-            places = answer.ids if len(answer.ids) else slice(request.start, request.start + request.count)
-            out[places] = answer.rows.reshape(-1, shape.width)
+            if answer.rows.size:  # a divided table is read in blocks of its shards, of which the last ones are empty
+                places = answer.ids if len(answer.ids) else slice(request.start, request.start + request.count)
+                out[places] = answer.rows.reshape(-1, shape.width)
         return out
 
     def publish_touched(self, number: int, shape: TableShape, blocks: Iterable[tuple[Ids, np.ndarray]]) -> None:

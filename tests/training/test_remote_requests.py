@@ -76,12 +76,14 @@ def test_the_blocks_of_a_table_share_a_task() -> None:
         assert client.requested == client.returned == [TASK, TASK, 3]
 
 
-def test_a_divided_center_is_read_as_that_of_one_server() -> None:
-    with running() as one, divided() as several:
+@pytest.mark.parametrize("shards", [3, 8])
+def test_a_divided_center_is_read_as_that_of_one_server(shards: int) -> None:
+    """A task asks for several blocks, also for some beyond the rows of a shard."""
+    with running() as one, divided(shards) as several:
         client = OwnProcess(several.address, divided=True)
         np.testing.assert_array_equal(client.table(0, SHAPE), one.driver.table(0, SHAPE))
-        most = max(len(Cut(3, 3).own(SHAPE.rows, shard)) for shard in range(3))
-        assert sum(client.returned) == -(-most // BLOCK)
+        most = max(len(Cut(3, shards).own(SHAPE.rows, shard)) for shard in range(shards))
+        assert sum(client.returned) == max(TASK, -(-most // BLOCK))
         _, vector = client.whole_center([SHAPE])
         np.testing.assert_array_equal(vector, [0, 1, 2, *one.driver.table(0, SHAPE).reshape(-1)])
 
