@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 # The time of an example depends on the load of the machine; no test asserts a time.
 UNTIMED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-# Each run has the same examples, so a failure is repeatable; `--hypothesis-profile=explore` draws others.
+# Each run has the same examples, so a failure is repeatable; `--hypothesis-profile=explore` draws others. The default
+# suite draws a fourth of the examples of "thorough"; `support.cases.examples` scales the tests' own numbers with it.
 hypothesis.settings.register_profile("explore", UNTIMED)
-hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True)
+hypothesis.settings.register_profile("thorough", UNTIMED, derandomize=True)
+hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("repeatable")
 
 TESTS = Path(__file__).parent

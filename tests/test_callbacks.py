@@ -84,12 +84,19 @@ class TestEarlyStopping:
         [
             ({"monitor": "val_mae", "mode": "max", "target": 3.0}, (1.0, 2.9, 3.0), 3),
             *(({"patience": patience}, (2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8), at) for patience, at in ((1, 3), (2, 6))),
-            ({"patience": 3}, (2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8), None),
-            ({"monitor": "mae", "patience": 2, "min_delta": 0.5}, (2.0, 1.6, 1.5, 1.4), 3),
-            ({"monitor": "mae", "patience": 2, "min_delta": 0.25}, (2.0, 1.6, 1.5, 1.25), None),
+            pytest.param({"patience": 3}, (2.0, 1.0, 1.5, 0.9, 0.95, 0.9, 0.8), None, marks=pytest.mark.slow),
+            pytest.param(
+                {"monitor": "mae", "patience": 2, "min_delta": 0.5}, (2.0, 1.6, 1.5, 1.4), 3, marks=pytest.mark.slow
+            ),
+            pytest.param(
+                {"monitor": "mae", "patience": 2, "min_delta": 0.25},
+                (2.0, 1.6, 1.5, 1.25),
+                None,
+                marks=pytest.mark.slow,
+            ),
             # The bits of both NaN differ; otherwise it would be the same center.
             ({"patience": 2}, (math.nan, -math.nan), 2),
-            ({"patience": 2}, (1.0, math.nan, -math.nan), 3),
+            pytest.param({"patience": 2}, (1.0, math.nan, -math.nan), 3, marks=pytest.mark.slow),
             ({"patience": 2, "target": 1.0}, (math.nan, 2.0, math.nan, 1.0), 4),
         ],
     )

@@ -53,6 +53,7 @@ def lines_of(program: str, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_backend_is_imported_quietly() -> None:
     assert lines_of(IMPORTS) == ["of the program"]
 

@@ -198,7 +198,9 @@ def test_a_plateau_lowers_the_rate(job: Callable[..., Job]) -> None:
     assert rates == [0.5, 0.5, 0.25, 0.125, 0.0625]
 
 
-@pytest.mark.parametrize("name", ["asgd", "ssgd", "multi_asgd"])
+@pytest.mark.parametrize(
+    "name", ["asgd", pytest.param("ssgd", marks=pytest.mark.slow), pytest.param("multi_asgd", marks=pytest.mark.slow)]
+)
 def test_a_gradient_rule_steps_at_the_server_with_the_rate(job: Callable[..., Job], name: str) -> None:
     running = job(Halving(), rule=make(name), build=lambda: made(rate=9.0), eta=0.5)
     batches = mini_batches(4)
@@ -221,6 +223,7 @@ class Annealing(keras.callbacks.Callback):
         BETA.assign(0.5 / (1 + epoch))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX compiles a variable of a loss into the step")
 def test_variables_that_are_annealed_reach_the_workers(job: Callable[..., Job]) -> None:
     build = lambda: made(loss=annealed)  # noqa: E731 - a name makes no shorter test
@@ -267,9 +270,17 @@ def add_one(model: keras.Model) -> None:
     [
         (freeze, r"LambdaCallback.on_epoch_end has changed `trainable` of layer 'first' \(2\) to False"),
         (add_one, "weights during training, first 'sequential.*/first/kernel'; it may do so in `on_train_end`"),
-        (lambda model: setattr(model.optimizer, "momentum", 0.1), "`optimizer.momentum` from 0.5 to 0.1"),
-        (lambda model: setattr(model.layers[-1], "power", 2.0), r"`scaled \(\d\).power` from 1.0 to 2.0"),
-        (lambda model: model.compile("sgd", "mse"), "how the model is compiled"),
+        pytest.param(
+            lambda model: setattr(model.optimizer, "momentum", 0.1),
+            "`optimizer.momentum` from 0.5 to 0.1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda model: setattr(model.layers[-1], "power", 2.0),
+            r"`scaled \(\d\).power` from 1.0 to 2.0",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(lambda model: model.compile("sgd", "mse"), "how the model is compiled", marks=pytest.mark.slow),
         (lambda model: setattr(model.optimizer, "learning_rate", np.nan), "the learning rate to a value .* not finite"),
     ],
 )

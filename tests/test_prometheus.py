@@ -15,6 +15,7 @@ from distkeras import Callback, CallbackContext, PrometheusMetrics, Trainer
 from distkeras.ps.errors import ConfigurationError
 
 
+@pytest.mark.slow
 def test_metrics_are_served_during_a_job_and_after_it(spark: SparkSession, tmp_path: Path) -> None:
     during: list[dict[str, float]] = []
     seen = tmp_path / "seen"
@@ -59,6 +60,7 @@ def _network(*hooks: Any) -> Any:
     return keras.Sequential([keras.Input((2,)), *hooks, keras.layers.Dense(2, "softmax")])
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_an_error_before_any_work(spark: SparkSession) -> None:
     first = PrometheusMetrics()
     x, y = blobs()

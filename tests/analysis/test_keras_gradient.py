@@ -36,7 +36,7 @@ def gradient(model: keras.Model | None = None, **options: Any) -> KerasGradient:
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="GradientTape is TensorFlow's")
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.slow), np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_gradient_equals_that_of_gradient_tape(dtype: type[float], weighted: bool) -> None:
     import tensorflow as tf
@@ -61,7 +61,7 @@ def test_the_gradient_equals_that_of_gradient_tape(dtype: type[float], weighted:
     np.testing.assert_array_equal(theta, before)
 
 
-@pytest.mark.parametrize("rule", ["asgd", "downpour"])
+@pytest.mark.parametrize("rule", [pytest.param("asgd", marks=pytest.mark.slow), "downpour"])
 def test_one_simulated_worker_equals_train_on_batch(rule: str) -> None:
     """The results differ by float32 rounding in 20 steps: the simulator subtracts in double precision."""
     function = gradient()
@@ -202,6 +202,7 @@ def test_invalid_calls_are_refused() -> None:
         function.evaluate(function.theta0, data()[0])
 
 
+@pytest.mark.slow
 def test_losses_of_several_outputs_are_means_over_rows() -> None:
     """`evaluate` takes 2000 rows at a time; the last row's loss must not count as much as those of all others."""
     draw = np.random.default_rng(3)

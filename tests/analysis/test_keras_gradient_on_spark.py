@@ -50,6 +50,7 @@ def test_a_dataframe_gives_the_gradient_of_its_rows(clouds: DataFrame) -> None:
         np.testing.assert_array_equal(again(theta, worker), same(theta, worker))
 
 
+@pytest.mark.slow
 def test_the_column_of_sample_weights_is_used(spark: SparkSession) -> None:
     x, y = blobs(40)
     weight = np.linspace(0.5, 2, 40).astype(np.float32)
@@ -65,6 +66,7 @@ def test_the_column_of_sample_weights_is_used(spark: SparkSession) -> None:
     np.testing.assert_allclose(columns(theta, 0), arrays(theta, 0), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_invalid_arguments_are_refused(spark: SparkSession, clouds: DataFrame) -> None:
     read = KerasGradient.from_dataframe
     # A row is two float32 and an int32: 256 rows are 3072 bytes.

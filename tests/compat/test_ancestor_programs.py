@@ -117,6 +117,7 @@ class TestDigits:
         evaluator = AccuracyEvaluator(prediction_col="prediction_index", label_col="label")
         assert evaluator.evaluate(indexed) > 0.6
 
+    @pytest.mark.slow
     def test_a_predictor_is_saved_and_loaded(self, trainer: Any, tmp_path: Path) -> None:
         predictor = ModelPredictor(trainer.model, "matrix", "guess")
         predictor.write().save(str(tmp_path / "predictor"))
@@ -172,7 +173,11 @@ class TestEvents:
         ("kind", "options"),
         [
             pytest.param("SingleTrainer", {"batch_size": 8}, marks=pytest.mark.slow),
-            ("AEASGD", {"num_workers": 2, "batch_size": 4, "communication_window": 4, "rho": 5.0}),
+            pytest.param(
+                "AEASGD",
+                {"num_workers": 2, "batch_size": 4, "communication_window": 4, "rho": 5.0},
+                marks=pytest.mark.slow,
+            ),
             pytest.param(
                 "DynSGD",
                 {"num_workers": 2, "batch_size": 4, "communication_window": 4, "master_port": 0},
@@ -244,6 +249,7 @@ class TestEvents:
             scaler.copy({scaler.is_vector: True}).transform(dataset)
 
 
+@pytest.mark.slow
 def test_the_default_index_is_used_if_no_score_is_above_zero(spark: SparkSession) -> None:
     rows = [(0, Vectors.dense([0.1, 0.6, 0.9])), (1, Vectors.dense([-1, 0, -2])), (2, Vectors.dense([0.1, 0.5, 0.2]))]
     df = spark.createDataFrame(rows, ["id", "prediction"])

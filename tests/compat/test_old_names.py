@@ -163,6 +163,7 @@ class TestByPosition:
         assert trainer.rule.config() == {"window": 7, "rho": 2.0, "learning_rate": 0.25}
         assert trainer.server_settings.port == 5001
 
+    @pytest.mark.slow
     def test_the_other_trainers_take_their_arguments_by_position(self) -> None:
         given = (wrong_model(), "sgd", SPARSE, ["accuracy"], "f", "l", 4, 16)
         single = old("trainers", "SingleTrainer")(*given, [1.0])
@@ -267,7 +268,15 @@ class TestAccessors:
         trainer = old("trainers", "DOWNPOUR")(wrong_model(), "sgd", SPARSE, features_col=["a", "b"])
         assert trainer.get_features_column() == ["a", "b"]
 
-    @pytest.mark.parametrize("name", ["minibatch_size", "num_epoch", "num_workers", "parallelism_factor"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "minibatch_size",
+            pytest.param("num_epoch", marks=pytest.mark.slow),
+            pytest.param("num_workers", marks=pytest.mark.slow),
+            pytest.param("parallelism_factor", marks=pytest.mark.slow),
+        ],
+    )
     def test_a_setter_refuses_what_the_constructor_refuses(self, trainer: Any, name: str) -> None:
         with pytest.raises(ConfigurationError, match="must be"):
             getattr(trainer, f"set_{name}")(0)
@@ -301,13 +310,13 @@ class TestAccessors:
         ("name", "instead"),
         [
             ("allocate_worker", "Rule"),
-            ("allocate_parameter_server", "Rule"),
+            pytest.param("allocate_parameter_server", "Rule", marks=pytest.mark.slow),
             ("service", "`train`"),
-            ("start_service", "`train`"),
-            ("stop_service", "`train`"),
-            ("record_training_start", "get_training_time"),
-            ("record_training_end", "get_training_time"),
-            ("serialize", "distkeras train"),
+            pytest.param("start_service", "`train`", marks=pytest.mark.slow),
+            pytest.param("stop_service", "`train`", marks=pytest.mark.slow),
+            pytest.param("record_training_start", "get_training_time", marks=pytest.mark.slow),
+            pytest.param("record_training_end", "get_training_time", marks=pytest.mark.slow),
+            pytest.param("serialize", "distkeras train", marks=pytest.mark.slow),
         ],
     )
     def test_internal_methods_are_refused(self, trainer: Any, name: str, instead: str) -> None:
@@ -396,7 +405,11 @@ class TestGetIndex:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("StandardTransformer", (["a"],)), ("BinaryLabelTransformer", ("a", "b", 1.0))]
+    ("name", "arguments"),
+    [
+        ("StandardTransformer", (["a"],)),
+        pytest.param("BinaryLabelTransformer", ("a", "b", 1.0), marks=pytest.mark.slow),
+    ],
 )
 def test_a_pipeline_that_an_earlier_release_saved_is_loaded(
     spark: SparkSession, tmp_path: Path, name: str, arguments: tuple[Any, ...]

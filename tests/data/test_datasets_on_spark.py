@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from pyspark.sql import SparkSession
 from support.present import present
 
@@ -11,6 +12,7 @@ from distkeras.analysis import metrics
 from distkeras.data import datasets
 
 
+@pytest.mark.slow
 def test_to_dataframe_and_parquet_agree(spark: SparkSession, tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (4100, 5), dtype=np.uint8)
     y = np.arange(4100) % 10

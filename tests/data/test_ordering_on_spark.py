@@ -83,6 +83,7 @@ def test_every_row_is_in_one_partition_and_only_the_named_columns_are_sent(spark
     assert sorted(chain(*partitions.values())) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_the_order_depends_only_on_the_values(spark: SparkSession, parquet: str, tmp_path: Path) -> None:
     first, second = (rows_by_partition(partitioned(spark.read.parquet(parquet), SPEC, 2)) for _ in range(2))
     assert first == second
@@ -154,7 +155,9 @@ def test_a_column_may_have_any_name(spark: SparkSession) -> None:
     assert [x.tolist() for x in batch.x] == [[1], [2], [3], [4], [5]]
 
 
-@pytest.mark.parametrize("name", ["a.b", "a`b", "with space"])
+@pytest.mark.parametrize(
+    "name", ["a.b", pytest.param("a`b", marks=pytest.mark.slow), pytest.param("with space", marks=pytest.mark.slow)]
+)
 def test_a_quoted_name_is_parsed_as_one_column(spark: SparkSession, name: str) -> None:
     df = spark.createDataFrame([(1.0,), (2.0,)], [name])
     assert [row[0] for row in df.where(f"{quoted(name)} > 1").selectExpr(quoted(name)).collect()] == [2.0]

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.patience import patience
 
 from distkeras.data.batches import Batch, DataSpec
@@ -55,7 +56,7 @@ def read(arrow: Iterator[Any] | list[pa.RecordBatch], spec: DataSpec = SPEC, **a
         return list(source)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 30), st.integers(1, 3), st.booleans(), st.integers(0, 100))
 def test_mini_batches_can_be_had_again_from_any_position(rows: int, epochs: int, shuffle: bool, place: int) -> None:
     spec = replace(SPEC, epochs=epochs, shuffle=shuffle, rewindable=True)
@@ -101,7 +102,7 @@ specs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(
     spec=specs,
     rows=st.integers(0, 60),

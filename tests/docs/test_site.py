@@ -16,6 +16,9 @@ from support.browser import PHONE, chromium
 import distkeras
 from distkeras.ps.rules import all_rules
 
+# Building the site takes half a minute.
+pytestmark = pytest.mark.slow
+
 #: Attributes whose resources a page loads when it is opened.
 LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href"}
 
@@ -113,7 +116,6 @@ def test_the_reference_contains_the_public_names(site: Path, pages: dict[Path, P
     assert not missing
 
 
-@pytest.mark.slow
 def test_no_page_scrolls_sideways_on_a_phone(site: Path, pages: dict[Path, Page]) -> None:
     with chromium() as browser:
         page = browser.new_page(viewport=PHONE)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
 START = GUIDE / "start.md"
+README = ROOT / "README.md"
 #: Pages whose code is a complete program.
 FIRST, TABULAR, IMAGES, TEXT = PROGRAMS = [
     GUIDE / f"{name}.md" for name in ("first-pipeline", "tabular", "images", "text")
@@ -32,8 +33,6 @@ FIRST, TABULAR, IMAGES, TEXT = PROGRAMS = [
 FURTHER = sorted(
     path for path in GUIDE.glob("*.md") if path not in (START, *PROGRAMS) and "```python" in path.read_text()
 )
-#: Those of them that are run by default, as are README and "Getting started".
-QUICK = ("score", "export")
 #: Letters that fit the column of code at 1280 px.
 COLUMN = 92
 ROWS = {"train": 256, "test": 64}
@@ -92,13 +91,19 @@ def test_every_guide_is_linked_from_the_readme_and_the_first_page() -> None:
         assert linked == {path.stem for path in GUIDE.glob("*.md")}, page.name
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow) for path in FURTHER],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.stem)
 def test_the_guide_runs(path: Path, started: dict[str, Any]) -> None:
     run(path, dict(started))
+
+
+def test_the_readmes_program_runs(spark: SparkSession) -> None:
+    """With fewer rows than the page has, in the session of all tests."""
+    program = blocks(README, "python")[0]
+    for old, new in (("20_000", "256"), ("spark.stop()\n", "")):
+        assert old in program
+        program = program.replace(old, new)
+    exec(compile(program, README.name, "exec"), {"__name__": "snippets"})
 
 
 def output_of(page: Path, folder: Path) -> list[str]:
@@ -146,7 +151,7 @@ def test_the_table_with_nulls_and_words_prints_what_the_page_says(tmp_path: Path
 @pytest.mark.parametrize(
     ("page", "tolerance"),
     [
-        pytest.param(ROOT / "README.md", 0.05, id="readme"),
+        pytest.param(README, 0.05, id="readme", marks=pytest.mark.slow),
         pytest.param(IMAGES, 0.1, id="images", marks=pytest.mark.slow),
         pytest.param(TEXT, 0.05, id="text", marks=pytest.mark.slow),
     ],

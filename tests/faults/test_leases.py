@@ -131,6 +131,7 @@ def test_a_resumed_holder_is_fenced_and_waits_for_the_end_of_the_partition(tmp_p
         assert job.ended[holder.number]["begun"] == 1  # It has not restarted its training.
 
 
+@pytest.mark.slow
 def test_an_older_attempt_takes_over_when_the_newer_dies_without_a_successor(tmp_path: Path) -> None:
     plan = Faults()
     held = plan.at(worker=0, phase="after-commit", step=1, attempt=0).hold()

@@ -78,7 +78,7 @@ def test_the_storms_contain_every_fault_and_every_phase() -> None:
         ("one", "downpour"),
         pytest.param("one", "averaging", marks=pytest.mark.slow),
         pytest.param("two", "aeasgd", marks=pytest.mark.slow),
-        ("two", "in a group"),
+        pytest.param("two", "in a group", marks=pytest.mark.slow),
     ],
 )
 def test_each_mini_batch_counts_once_in_a_storm_of_faults(tmp_path: Path, storm: str, rule: str) -> None:

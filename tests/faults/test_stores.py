@@ -299,7 +299,7 @@ LISTS: dict[str, tuple[Callable[[], Fault], bool]] = {
 
 
 #: Faults that the default run has, one that lasts and one that a repetition helps; the others are slow tests.
-DEFAULT = ("500 and 503", "reply cut once", *LISTS)
+DEFAULT = ("500 and 503", *LISTS)
 
 
 def cells() -> Iterator[Any]:
@@ -307,7 +307,7 @@ def cells() -> Iterator[Any]:
     slow = pytest.mark.slow
     for operation, lasting in OPERATIONS.items():
         for name, (fault, helps) in {**ANY, **({} if operation in READERS else WRITES)}.items():
-            marks = () if name in DEFAULT else slow
+            marks = () if name in DEFAULT or (operation, name) == (claim_and_restore, "reply cut once") else slow
             error = None if helps else lasting
             yield pytest.param(operation, fault, error, id=f"{operation.__name__}-{name}", marks=marks)
         for name, (fault, helps) in LISTS.items() if operation in STARTS + PROOFS else ():

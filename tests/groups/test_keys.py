@@ -82,7 +82,7 @@ def zones(request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pyte
 @pytest.mark.parametrize(
     "zones",
     [
-        ("America/New_York", "America/New_York"),
+        pytest.param(("America/New_York", "America/New_York"), marks=pytest.mark.slow),
         pytest.param(("Asia/Kolkata", "America/New_York"), marks=pytest.mark.slow),
         pytest.param(("UTC", "Europe/Berlin"), marks=pytest.mark.slow),
     ],

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from support.cases import examples
 
 from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
@@ -60,12 +61,13 @@ def require_same_as_new(optimizer: str, layers: list[str], counts: list[int]) ->
         assert trained(kept, rows(seed, count)) == expected
 
 
+@pytest.mark.slow
 def test_a_reset_replica_trains_like_a_new_one() -> None:
     require_same_as_new("adam", ["dropout", "averages"], [9, 5])
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=10)
+@examples(10)
 @hypothesis.given(
     st.sampled_from(sorted(OPTIMIZERS)),
     st.lists(st.sampled_from(sorted(LAYERS)), max_size=2, unique=True),

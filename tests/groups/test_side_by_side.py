@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
+from support.cases import examples
 
 from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
@@ -123,7 +124,7 @@ COUNTS = st.lists(st.integers(1, 11), min_size=1, max_size=STACK)
         *(pytest.param(*case, marks=pytest.mark.slow) for case in RARER),
     ],
 )
-@hypothesis.settings(max_examples=5)
+@examples(5)
 @hypothesis.given(COUNTS)
 def test_groups_of_any_sizes_have_the_numbers_of_single_groups(
     optimizer: str, layers: tuple[str, ...], counts: list[int]
@@ -131,6 +132,7 @@ def test_groups_of_any_sizes_have_the_numbers_of_single_groups(
     assert_same_but_for_rounding(both_ways(optimizer, layers), [rows(seed, count) for seed, count in enumerate(counts)])
 
 
+@pytest.mark.slow
 @not_on_torch
 def test_a_group_that_diverges_does_not_affect_the_others() -> None:
     groups = [rows(seed, count) for seed, count in enumerate((9, 11, 6))]
@@ -188,6 +190,7 @@ def linear(*inner: Any) -> keras.Model:
     return keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_steps_that_tensorflow_cannot_vectorize_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"cannot vectorize its step: .*true_fn"):

@@ -128,6 +128,7 @@ def test_each_model_is_that_of_plain_keras_to_the_bit(spark: SparkSession, twelv
         assert row["error"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="models side by side are TensorFlow's")
 def test_groups_train_side_by_side_and_their_weights_are_rows(spark: SparkSession) -> None:
     df = rows_of(spark, 3)
@@ -158,6 +159,7 @@ def test_keys_may_have_several_columns_and_nulls(spark: SparkSession) -> None:
     assert groups.model({"shop": "s1", "year": None}).get_weights()
 
 
+@pytest.mark.slow
 def test_an_invalid_group_is_a_row_with_its_error(spark: SparkSession) -> None:
     label = F.when(F.col("shop") == "s1", F.lit(None)).otherwise(F.col("label"))
     huge = F.when(F.col("shop") == "s2", F.array(F.lit(1e38), F.lit(-1e38))).otherwise(F.col("features"))
@@ -268,6 +270,7 @@ def files_below(path: Path) -> dict[str, int]:
     return {str(file.relative_to(path)): file.stat().st_mtime_ns for file in path.rglob("part-*.parquet")}
 
 
+@pytest.mark.slow
 def test_a_job_is_resumed_in_its_folder(spark: SparkSession, tmp_path: Path) -> None:
     df, path = rows_of(spark, 4), tmp_path / "my models ä+#%20"
     trainer(small_model()).train_groups(df.where("shop != 's3'"), by="shop", path=path)
@@ -346,6 +349,7 @@ def test_a_job_that_would_train_other_models_is_not_resumed(
         compiled_trainer(model, rule).train_groups(df, by="shop", path=path, resume=True, **options)
 
 
+@pytest.mark.slow
 def test_invalid_arguments_are_refused(spark: SparkSession) -> None:
     df = rows_of(spark, 1)
     with pytest.raises(EmptyDataError):

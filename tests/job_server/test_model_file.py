@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.cases import examples
 
 from distkeras.job_server.errors import DescriptionError
 from distkeras.job_server.model_file import CONFIG_MAX, MEMBERS_MAX, require_archive, require_weights
@@ -232,7 +233,7 @@ def whole() -> bytes:
     return archive.to_bytes(dense())
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8),
     cut=st.integers(0, 99),

@@ -69,6 +69,7 @@ def test_existing_output_is_not_overwritten(spark: SparkSession, folder: JobFold
     assert [path.name for path in there.iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_later_driver_replaces_the_partial_output_of_the_previous_one(spark: SparkSession, folder: JobFolder) -> None:
     run(spark, folder)
     there = folder.path.parent / "scored"

@@ -116,8 +116,8 @@ def test_every_option_is_tested() -> None:
     [
         ("downpour", OPTIONS.keys() - APART),
         ("asgd", {"learning_rate"}),
-        ("downpour", {"relays"}),
-        ("downpour", {"shards"}),
+        pytest.param("downpour", {"relays"}, marks=pytest.mark.slow),
+        pytest.param("downpour", {"shards"}, marks=pytest.mark.slow),
     ],
 )
 def test_every_option_arrives(service: JobService, rule: str, names: set[str]) -> None:
@@ -131,8 +131,8 @@ def test_every_option_arrives(service: JobService, rule: str, names: set[str]) -
     "columns",
     [
         {"label_col": {"a": ["b", "c"], "d": None}, "sample_weight_col": {"a": "w", "d": None}},
-        {"label_col": ["b", None], "sample_weight_col": [None, "w"]},
-        {"label_col": None, "loss": None},
+        pytest.param({"label_col": ["b", None], "sample_weight_col": [None, "w"]}, marks=pytest.mark.slow),
+        pytest.param({"label_col": None, "loss": None}, marks=pytest.mark.slow),
     ],
 )
 def test_labels_and_weights_of_outputs_arrive(service: JobService, columns: dict[str, Any]) -> None:
@@ -149,7 +149,12 @@ def test_default_values_are_not_sent(service: JobService) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [rules.make("agn", window=7), rules.make("aeasgd", rho=0.3), rules.make("adag", form="4.7")]
+    "rule",
+    [
+        pytest.param(rules.make("agn", window=7), marks=pytest.mark.slow),
+        rules.make("aeasgd", rho=0.3),
+        pytest.param(rules.make("adag", form="4.7"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_rule_arrives_with_its_hyper_parameters(service: JobService, rule: rules.Rule) -> None:
     trainer = make_trainer(rule=rule)
@@ -268,6 +273,7 @@ def test_functions_of_keras_are_sent(service: JobService) -> None:
     assert archive.from_bytes(data, compiled=True).loss is keras.losses.mean_squared_error
 
 
+@pytest.mark.slow
 def test_the_factors_of_lora_are_sent(service: JobService) -> None:
     model = dense()
     model.layers[0].enable_lora(1)

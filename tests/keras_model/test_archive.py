@@ -178,6 +178,7 @@ def test_custom_objects_load_in_a_process_that_has_not_imported_them() -> None:
     assert done.stdout.decode().split("\n")[0] == "[[3.0, 3.0, 3.0]]"
 
 
+@pytest.mark.slow
 def test_the_backend_is_set_before_keras_is_imported() -> None:
     done = python(
         "from distkeras.keras_model import archive\n"

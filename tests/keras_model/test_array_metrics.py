@@ -39,7 +39,7 @@ def of_keras(model: keras.Model) -> list[dict[str, Any]]:
     return logs
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_steps_report_each_number(eager: bool) -> None:
     model = classifier()
     model.run_eagerly = eager
@@ -53,6 +53,7 @@ def test_steps_report_each_number(eager: bool) -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_evaluations_report_each_number() -> None:
     model = classifier()
     expected = model.evaluate(X, Y, batch_size=5, verbose=0, return_dict=True)
@@ -62,6 +63,7 @@ def test_evaluations_report_each_number() -> None:
         np.testing.assert_allclose(value, expected[name], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="it has no stacks of models")
 def test_models_side_by_side_report_each_number() -> None:
     replica = KerasReplica(classifier())

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from support.cases import rest_slow
 from support.draws.worker import plan_of
 
 from distkeras import Trainer
@@ -123,7 +124,7 @@ def compiled(model: keras.Model) -> keras.Model:
 
 
 @pytest.mark.filterwarnings("ignore:Do not pass an `input_shape`")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rest_slow(MODELS, "a factor of a layer"))
 def test_the_rebuilt_model_takes_the_given_ones_step(name: str) -> None:
     keras.utils.set_random_seed(1)
     model = MODELS[name]()
@@ -137,7 +138,7 @@ def test_the_rebuilt_model_takes_the_given_ones_step(name: str) -> None:
     assert not np.array_equal(model.get_weights()[0], before[0])
 
 
-@pytest.mark.parametrize("name", ["a factor of a layer", "a table of a layer"])
+@pytest.mark.parametrize("name", [pytest.param("a factor of a layer", marks=pytest.mark.slow), "a table of a layer"])
 def test_predictors_have_the_attributes(name: str) -> None:
     model = MODELS[name]()
     x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -157,6 +158,7 @@ def looked_up() -> keras.Model:
     return compiled(keras.Model(ids, keras.layers.Dense(1)(layer(keras.layers.Flatten()(embedded)))))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="tables stay dense on PyTorch")
 def test_a_model_whose_tables_travel_by_rows_has_the_attributes() -> None:
     trainer = Trainer(looked_up(), "downpour")
@@ -167,6 +169,7 @@ def test_a_model_whose_tables_travel_by_rows_has_the_attributes() -> None:
     assert from_bytes(worker.worker.ids_file).get_layer("numbered").factor == 2.0
 
 
+@pytest.mark.slow
 def test_a_model_whose_tables_are_in_files_has_the_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_tables, "FILE_BYTES_MIN", 1000)
     packed = ModelPredictor(keras_model=looked_up()).packed_model
@@ -175,6 +178,7 @@ def test_a_model_whose_tables_are_in_files_has_the_attributes(monkeypatch: pytes
     assert from_bytes(parts.ids).get_layer("numbered").factor == 2.0
 
 
+@pytest.mark.slow
 def test_versions_of_a_stream_have_the_attributes() -> None:
     trainer = Trainer(scaled(factor=0.1), "downpour", batch_size=2)
     plan = plan_of(trainer, pa.table({"features": [[1.0, 2.0, 3.0]] * 2, "label": [[0.0, 1.0]] * 2}))
@@ -182,6 +186,7 @@ def test_versions_of_a_stream_have_the_attributes() -> None:
     assert from_bytes(_to_publish(job), compiled=True).layers[0].factor == 0.1
 
 
+@pytest.mark.slow
 def test_attributes_are_part_of_what_identifies_a_job() -> None:
     keras.utils.set_random_seed(1)
     plain, changed, again = (Trainer(scaled(factor=factor), "downpour") for factor in (1.0, 0.1, 0.1))
@@ -232,7 +237,7 @@ def test_a_model_without_the_owner_is_an_error() -> None:
     assert attributes_of_model(model, model) == []
 
 
-@pytest.mark.parametrize("scaled_loss", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("scaled_loss", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_another_learning_rate_is_all_that_changes(scaled_loss: bool) -> None:
     model = excluding(var_names=["kernel"])
     given = model.optimizer

@@ -138,9 +138,13 @@ def text_model() -> keras.Model:
     ("make", "named"),
     [
         (lambda: changed(constrain), "'first'.*kernel.*constraint is NonNeg"),
-        (lambda: changed(regularize), "'first'.*kernel.*regularizer is L2"),
+        pytest.param(lambda: changed(regularize), "'first'.*kernel.*regularizer is L2", marks=pytest.mark.slow),
         (lambda: changed(replace_train_step), "the model.train_step is"),
-        (lambda: with_optimizer(keras.optimizers.SGD(use_ema=True)), "must not have `use_ema`.*AdamW"),
+        pytest.param(
+            lambda: with_optimizer(keras.optimizers.SGD(use_ema=True)),
+            "must not have `use_ema`.*AdamW",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             lambda: with_optimizer(keras.optimizers.ScheduleFreeAdamW()),
             "'schedule_free_adam_?w.*', whose .*momentum.*AdamW",
@@ -148,7 +152,7 @@ def text_model() -> keras.Model:
         ),
         (lambda: with_optimizer(Lookahead(0.1, name="ahead")), "'ahead.*whose steps without gradient move weights"),
         pytest.param(several, "one optimizer for all weights", marks=if_keras_has("MultiOptimizer")),
-        (stateful, r"stateful=False.*\['memory'\]"),
+        pytest.param(stateful, r"stateful=False.*\['memory'\]", marks=pytest.mark.slow),
         (text_model, "TextVectorization, belong into the data.*'string_lookup.*' of StringLookup"),
     ],
 )
@@ -195,6 +199,7 @@ def test_a_valid_model_is_accepted_new_trained_and_loaded(make_layers: Callable[
     assert Trainer(archive.from_bytes(archive.to_bytes(model), compiled=True), "downpour")
 
 
+@pytest.mark.slow
 def test_a_counter_of_a_layer_is_accepted() -> None:
     model = changed(lambda _: None, Scaled())
     model.fit(np.zeros((4, 6)), np.zeros((4, 3)), verbose=0)
@@ -223,7 +228,15 @@ def test_objects_of_keras_are_described_by_their_configurations() -> None:
         assert lost(given, rebuilt) is None, given
 
 
-@pytest.mark.parametrize("optimizer", [Coupled(0.1, momentum=0.9), "adam", "lion", "adafactor"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        Coupled(0.1, momentum=0.9),
+        pytest.param("adam", marks=pytest.mark.slow),
+        pytest.param("lion", marks=pytest.mark.slow),
+        pytest.param("adafactor", marks=pytest.mark.slow),
+    ],
+)
 def test_an_optimizer_that_stores_no_weights_is_accepted(optimizer: Any) -> None:
     require_independent(keras.optimizers.get(optimizer))
 
@@ -244,13 +257,13 @@ def test_an_optimizer_that_stores_weights_is_refused(optimizer: str, text: str) 
     ("optimizer", "plain"),
     [
         (keras.optimizers.SGD(0.1, clipnorm=0.1), True),
-        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), True),
-        (Named(0.1, clipvalue=0.1, loss_scale_factor=4.0), True),
+        pytest.param(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), True, marks=pytest.mark.slow),
+        pytest.param(Named(0.1, clipvalue=0.1, loss_scale_factor=4.0), True, marks=pytest.mark.slow),
         (keras.optimizers.SGD(0.1, momentum=0.9), False),
-        (Halved(0.1), False),
-        (keras.optimizers.LossScaleOptimizer(Halved(0.1)), False),
-        (Coupled(0.1), False),
-        (keras.optimizers.Adam(0.1), False),
+        pytest.param(Halved(0.1), False, marks=pytest.mark.slow),
+        pytest.param(keras.optimizers.LossScaleOptimizer(Halved(0.1)), False, marks=pytest.mark.slow),
+        pytest.param(Coupled(0.1), False, marks=pytest.mark.slow),
+        pytest.param(keras.optimizers.Adam(0.1), False, marks=pytest.mark.slow),
     ],
 )
 def test_a_rule_that_takes_its_own_steps_refuses_an_optimizer_with_other_steps(optimizer: Any, plain: bool) -> None:

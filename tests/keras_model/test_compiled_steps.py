@@ -32,10 +32,10 @@ def stacked_batches(count: int, rows: int, weighted: bool) -> list[Batch]:
     ("picked", "weighted"),
     [
         pytest.param(slice(0, 4), True, marks=pytest.mark.slow),
-        (slice(1, 3), False),
+        pytest.param(slice(1, 3), False, marks=pytest.mark.slow),
         (slice(2, 7), True),  # from two stacks
         pytest.param([3, 2, 1], False, marks=pytest.mark.slow),
-        ([0, 2, 2, 3], True),
+        pytest.param([0, 2, 2, 3], True, marks=pytest.mark.slow),
         pytest.param([0, 0, 1], False, marks=pytest.mark.slow),
     ],
 )

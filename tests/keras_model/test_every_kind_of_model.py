@@ -31,10 +31,10 @@ from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.errors import ConfigurationError
 
 #: Jobs in all parts without `--pairs`: by default, and in the slow tests.
-FEW, MANY = 5, 400
+FEW, MANY = 2, 400
 PARTS = 4
 #: Models that are loaded in two ways by default.
-LOADED = 16
+LOADED = 6
 #: Those that XLA compiles.
 IN_XLA = 24
 #: Outcomes of a job that are right.
@@ -165,8 +165,7 @@ def values_of(model: keras.Model) -> dict[str, np.ndarray]:
     return {f"{place} {one.name}": numpy_value(one) for place, one in enumerate(variables.values())}
 
 
-#: Jobs whose results once differed without a word, or that were refused without need; the first `QUICK` by default.
-QUICK = 4
+#: Jobs whose results once differed without a word, or that were refused without need.
 FOUND = (
     Job(form="frozen once trained", optimizer="Adam"),
     Job(form="frozen state", rate="small"),  # with a larger one, the initial weights of JAX diverge
@@ -180,10 +179,8 @@ FOUND = (
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")  # JAX has no float64
-@pytest.mark.parametrize(
-    "job",
-    [pytest.param(job, marks=[pytest.mark.slow] * (place >= QUICK), id=str(job)) for place, job in enumerate(FOUND)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("job", FOUND, ids=str)
 def test_a_job_of_which_something_was_lost_trains_as_keras_does(job: Job) -> None:
     if job.form == "frozen once trained" and keras.backend.backend() == "jax":
         pytest.skip("Keras on JAX takes no step with an optimizer of more variables than are trainable")

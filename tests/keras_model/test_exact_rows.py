@@ -21,7 +21,6 @@ pytestmark = [
 #: The cases of the default suite. The others are slow.
 BY_DEFAULT = {
     "names, two outputs, moving statistics",
-    "a gradient rule",
 }
 PARAMETERS = [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.slow]) for name in exact_rows.cases()]
 

@@ -216,7 +216,12 @@ CASES = {
 
 
 #: Cases whose steps are traced by default; all others take a step eagerly.
-TRACED = ("None in a mapping", "weights of steps", "two losses of one output")
+TRACED = ("weights of steps",)
+#: Cases that differ from another one only in the loss, or in how weights are passed.
+LATER = (
+    *("a weight for each output", "one weight for all outputs", "None in a mapping", "weights of steps"),
+    *("two losses of one output", "ignored class of steps", "ctc"),
+)
 
 
 def sliced(tree: Any, rows: slice) -> Any:
@@ -239,7 +244,7 @@ def of_keras(case: Case, names: Sequence[str] = (), *, eager: bool = True) -> tu
 @pytest.mark.parametrize(
     ("name", "eager"),
     [
-        *((name, True) for name in CASES),
+        *(pytest.param(name, True, marks=[pytest.mark.slow] * (name in LATER)) for name in CASES),
         *((name, False) for name in TRACED),
         *(pytest.param(name, False, marks=pytest.mark.slow) for name in CASES if name not in TRACED),
     ],
@@ -263,6 +268,7 @@ def test_steps_equal_those_of_keras(name: str, eager: bool) -> None:
         np.testing.assert_allclose(found, value, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="it has no stacks of models")
 @pytest.mark.parametrize(
     "name",
@@ -289,7 +295,15 @@ def test_groups_side_by_side_take_the_same_steps(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # of Keras' own evaluation on JAX
-@pytest.mark.parametrize("name", ["survival", "None in a mapping", "add_loss", "a weight for each output"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("survival", marks=pytest.mark.slow),
+        pytest.param("None in a mapping", marks=pytest.mark.slow),
+        "add_loss",
+        pytest.param("a weight for each output", marks=pytest.mark.slow),
+    ],
+)
 def test_an_evaluation_in_parts_equals_that_of_keras(name: str) -> None:
     case = CASES[name]
     keras.utils.set_random_seed(2)

@@ -9,8 +9,9 @@ from unittest import mock
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.training.table_models import one_table
 
 from distkeras.keras_model import archive
@@ -113,7 +114,7 @@ LAZY: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[..., np.nda
 
 @on_tensorflow
 @pytest.mark.parametrize("name", LAZY)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(touched, st.integers(0, 1000))
 def test_touched_rows_move_as_defined_and_others_do_not_move(name: str, ids: list[list[int]], seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -141,7 +142,14 @@ def test_an_optimizer_equals_that_of_keras_if_every_step_touches_every_row(name:
 
 
 @on_tensorflow
-@pytest.mark.parametrize("give", [lambda: "LazyAdam", lambda: "lazymomentum", lambda: LazyAdam(0.25, clipvalue=1.0)])
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda: "LazyAdam",
+        pytest.param(lambda: "lazymomentum", marks=pytest.mark.slow),
+        pytest.param(lambda: LazyAdam(0.25, clipvalue=1.0), marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_has_the_optimizer_that_was_passed_or_named(give: Callable[[], Any]) -> None:
     model, given = one_table(), give()
     file = archive.to_bytes(model)
@@ -159,6 +167,7 @@ def test_an_optimizer_may_be_a_name_with_arguments() -> None:
     assert type(optimizer_of({"class_name": "Adam"})) is keras.optimizers.Adam
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_a_model_is_saved_with_a_lazy_optimizer_and_its_state() -> None:
     model = one_table(LazyAdam(0.5))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers
+from support.cases import examples
 
 from distkeras.data.batches import Batch
 from distkeras.keras_model import mapped_tables
@@ -69,6 +70,7 @@ def assert_same(found: Sequence[Any], expected: Sequence[Any]) -> None:
         np.testing.assert_array_equal(own, np.asarray(other))
 
 
+@pytest.mark.slow
 def test_predictions_equal_those_of_the_whole_model(tmp_path: Path) -> None:
     if keras.backend.backend() == "jax":
         pytest.skip("JAX cannot compile Keras' Hashing")
@@ -80,6 +82,7 @@ def test_predictions_equal_those_of_the_whole_model(tmp_path: Path) -> None:
         assert_same(parts.outputs(inputs), model.predict_on_batch(inputs))
 
 
+@pytest.mark.slow
 def test_inputs_may_have_the_names_that_keras_gives_in_another_process(tmp_path: Path) -> None:
     extra, ids = keras.Input((3,)), keras.Input((2,), dtype="int32")
     vectors = layers.Flatten()(layers.Embedding(ROWS, 3)(ids))
@@ -106,7 +109,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[keras.Model, MappedM
 IDS = st.integers(-ROWS, ROWS - 1)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(IDS, IDS, IDS, IDS, st.integers(-(1 << 62), 1 << 62)), min_size=1, max_size=4))
 def test_predictions_and_metrics_of_drawn_rows_equal_those_of_the_whole_model(
     both: tuple[keras.Model, MappedModel], rows: list[tuple[int, ...]]
@@ -155,7 +158,7 @@ def test_other_tables_stay_within_the_model() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # JAX computes with 32 bits
-@pytest.mark.parametrize("bad", [ROWS, -ROWS - 1])
+@pytest.mark.parametrize("bad", [ROWS, pytest.param(-ROWS - 1, marks=pytest.mark.slow)])
 def test_an_id_outside_the_table_is_an_error(tmp_path: Path, bad: int) -> None:
     inputs = inputs_of(np.random.default_rng(0), 4)
     inputs[1][2, 1] = bad

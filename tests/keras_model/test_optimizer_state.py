@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from support.cases import rest_slow
 from support.present import present
 from support.training.small_classifier import batches, weights
 
@@ -50,8 +51,9 @@ def loaded(replica: KerasReplica, start: np.ndarray) -> KerasReplica:
     return replica
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_the_next_replica_trains_as_the_first_one_would_have(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("name", rest_slow(OPTIMIZERS, "amsgrad on a schedule", "momentum"))
+def test_the_next_replica_trains_as_the_first_one_would_have(name: str) -> None:
+    make = OPTIMIZERS[name]
     data = batches(7)
     first = replica_of(make())
     first.train(data[:3])
@@ -65,6 +67,7 @@ def test_the_next_replica_trains_as_the_first_one_would_have(make: Callable[[], 
     np.testing.assert_array_equal(weights(second), weights(first))
 
 
+@pytest.mark.slow
 def test_the_state_includes_the_position_of_a_schedule() -> None:
     first = replica_of(keras.optimizers.SGD(SCHEDULE))
     first.train(batches(4))
@@ -74,6 +77,7 @@ def test_the_state_includes_the_position_of_a_schedule() -> None:
     assert second.learning_rate == first.learning_rate
 
 
+@pytest.mark.slow
 def test_plain_sgd_has_no_state() -> None:
     replica = replica_of(keras.optimizers.SGD(0.1))
     replica.train(batches(2))
@@ -95,10 +99,10 @@ def adam_state() -> OptimizerState:
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (lambda: keras.optimizers.Adam(0.01), {"units": 8}),
-        (lambda: keras.optimizers.Nadam(0.01), {}),
+        pytest.param(lambda: keras.optimizers.Adam(0.01), {"units": 8}, marks=pytest.mark.slow),
+        pytest.param(lambda: keras.optimizers.Nadam(0.01), {}, marks=pytest.mark.slow),
         (lambda: keras.optimizers.Adam(0.01, amsgrad=True), {}),
-        (lambda: keras.optimizers.Adam(0.01), {"dtype": "float64"}),
+        pytest.param(lambda: keras.optimizers.Adam(0.01), {"dtype": "float64"}, marks=pytest.mark.slow),
     ],
     ids=["size", "optimizer", "variables", "dtype"],
 )
@@ -113,7 +117,9 @@ def test_the_state_of_another_optimizer_or_model_is_not_loaded(
     assert int(replica.model.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("kind", ["torn", "changed", "infinite"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("torn", marks=pytest.mark.slow), "changed", pytest.param("infinite", marks=pytest.mark.slow)]
+)
 def test_a_damaged_state_is_not_loaded(kind: str) -> None:
     state = adam_state()
     content = state.content.copy()
@@ -130,6 +136,7 @@ def test_a_damaged_state_is_not_loaded(kind: str) -> None:
     assert int(replica.model.optimizer.iterations) == 0
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_finite_is_not_read() -> None:
     replica = replica_of(keras.optimizers.Adam(0.01))
     replica.train(batches(2))
@@ -143,7 +150,11 @@ def packed(model: keras.Model) -> tuple[Recipe, bytes]:
     return recipe_of(model, file), file
 
 
-@pytest.mark.parametrize("features", [6, None], ids=["the traced loop", "data of another kind"])
+@pytest.mark.parametrize(
+    "features",
+    [pytest.param(6, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)],
+    ids=["the traced loop", "data of another kind"],
+)
 def test_a_reused_replica_loads_the_state(features: int | None) -> None:
     """With data of another kind, a new model replaces the kept one, and loads the state as well."""
     data, cache = batches(7), ReplicaCache()

@@ -134,9 +134,9 @@ def fitted(model: keras.Model, batches: list[Batch]) -> list[dict[str, float]]:
     ("kind", "compiled", "weighted"),
     [
         (Guide, {}, False),
-        (OwnTrackers, {"loss": None}, False),
-        (OwnLoss, {"metrics": ["mae"]}, False),
-        (Weighted, {"weighted_metrics": ["mae"]}, True),
+        pytest.param(OwnTrackers, {"loss": None}, False, marks=pytest.mark.slow),
+        pytest.param(OwnLoss, {"metrics": ["mae"]}, False, marks=pytest.mark.slow),
+        pytest.param(Weighted, {"weighted_metrics": ["mae"]}, True, marks=pytest.mark.slow),
     ],
 )
 def test_own_steps_train_and_report_as_fit_does(
@@ -154,7 +154,7 @@ def test_own_steps_train_and_report_as_fit_does(
     np.testing.assert_allclose(weights(replica), weights(KerasReplica(given)), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_gradient_is_that_of_the_own_step(eager: bool) -> None:
     replica, batch = KerasReplica(built(OwnTrackers, eager=eager, loss=None)), data()[0]
     before, gradient = weights(replica), replica.layout.empty()
@@ -164,7 +164,7 @@ def test_the_gradient_is_that_of_the_own_step(eager: bool) -> None:
     np.testing.assert_allclose(before - 0.1 * gradient, weights(replica), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_own_test_step_is_given_its_data_as_by_evaluate(eager: bool) -> None:
     model, batch = built(Guide, eager=eager, metrics=["mae"]), data(rows=10)[0]
     expected = model.evaluate(batch.x[0], batch.y[0], batch_size=4, verbose=0, return_dict=True)
@@ -182,7 +182,7 @@ class Inputs(keras.Model):
         return super().train_step(data)
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_data_have_the_containers_of_fit(several: bool) -> None:
     def model() -> keras.Model:
         inputs = [keras.Input((2,)) for _ in range(2 if several else 1)]

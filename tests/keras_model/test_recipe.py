@@ -56,7 +56,7 @@ class TestOptimizer:
         assert int(model.optimizer.iterations) == 1
         assert int(rebuild(model).optimizer.iterations) == 0
 
-    @pytest.mark.parametrize("policy", [None, "mixed_float16"])
+    @pytest.mark.parametrize("policy", [None, pytest.param("mixed_float16", marks=pytest.mark.slow)])
     def test_the_models_own_optimizer_continues_from_its_state(self, policy: str | None) -> None:
         model = network(keras.layers.Dense(4, "tanh", dtype=policy))
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
@@ -73,6 +73,7 @@ class TestOptimizer:
             np.testing.assert_allclose(theirs, mine, rtol=1e-6)
         assert not recipe_of(model, archive.to_bytes(model), optimizer="adam").optimizer_state
 
+    @pytest.mark.slow
     def test_the_state_is_kept_if_some_of_its_variables_no_longer_train(self) -> None:
         model = network(keras.layers.Dense(4))
         model.compile("adam", "mse")
@@ -82,6 +83,7 @@ class TestOptimizer:
         for mine, theirs in zip(model.optimizer.variables, rebuilt.variables, strict=True):
             np.testing.assert_array_equal(np.array(mine), np.array(theirs))
 
+    @pytest.mark.slow
     def test_the_state_of_other_variables_is_dropped(self) -> None:
         model = network(keras.layers.Dense(4, trainable=False))
         model.compile("adam", "mse")

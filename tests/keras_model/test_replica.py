@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from keras import layers
+from support.cases import examples
 from support.training.small_classifier import ROWS, batches, classifier, mini, weights
 
 from distkeras.data.batches import Batch
@@ -54,7 +55,7 @@ def bits(numbers: np.ndarray) -> bytes:
 
 
 @hypothesis.given(st.integers(0, 2**32 - 1), st.sampled_from(["float32", "mixed_float16", "float16", "bfloat16"]))
-@hypothesis.settings(max_examples=12, deadline=None)
+@examples(12)
 def test_vectors_are_loaded_and_read_as_keras_assigns_each_variable(seed: int, dtype: str) -> None:
     """To the bit for any numbers: signed zeros, subnormal numbers, infinities and NaN are among them."""
     built = keras.Sequential([keras.Input((3,)), layers.Dense(4, dtype=dtype), layers.Dense(2, dtype=dtype)])
@@ -95,7 +96,11 @@ def assert_same_training(build: Callable[..., Any], data: list[Batch]) -> KerasR
 
 
 @pytest.mark.parametrize(
-    "optimizer", [lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.01)]
+    "optimizer",
+    [
+        pytest.param(lambda: keras.optimizers.SGD(0.1, momentum=0.9), marks=pytest.mark.slow),
+        lambda: keras.optimizers.Adam(0.01),
+    ],
 )
 def test_train_equals_train_on_batch(optimizer: Callable[..., Any]) -> None:
     replica = assert_same_training(lambda: classifier(optimizer()), batches(5))
@@ -103,6 +108,7 @@ def test_train_equals_train_on_batch(optimizer: Callable[..., Any]) -> None:
     assert replica.size == 6 * 8 + 8 + 8 * 3 + 3
 
 
+@pytest.mark.slow
 def test_a_window_equals_single_steps_with_a_short_last_batch() -> None:
     data = [*batches(5), *batches(1, rows=7, seed=2), *batches(2, seed=3)]
     many, single = KerasReplica(classifier("adam")), KerasReplica(classifier("adam"))
@@ -113,11 +119,13 @@ def test_a_window_equals_single_steps_with_a_short_last_batch() -> None:
     assert many.train([]).shape == (0, 2)
 
 
+@pytest.mark.slow
 def test_a_long_window_is_split_to_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkeras.keras_model.compiled_steps.CALL_BYTES_MAX", 2 * (ROWS * 6 * 4 + ROWS * 8))
     assert_same_training(classifier, batches(5))
 
 
+@pytest.mark.slow
 def test_sample_weights_equal_those_of_keras() -> None:
     data = batches(4, weighted=True)
     replica = assert_same_training(lambda: classifier(weighted_metrics=["accuracy"], metrics=None), data)
@@ -150,12 +158,14 @@ def data_of_two_inputs_and_outputs(weighted: bool) -> list[Batch]:
     ]
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs_equal_keras() -> None:
     replica = assert_same_training(two_inputs_and_outputs, data_of_two_inputs_and_outputs(True))
     assert set(replica.metric_names) == {"loss", "score_loss", "kind_loss", "kind_accuracy"}
     assert replica.metric_names[0] == "loss"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # JAX computes with 32 bits
 def test_losses_of_outputs_are_means_over_rows_for_any_size_of_batch() -> None:
     whole = data_of_two_inputs_and_outputs(True)[0]
@@ -173,6 +183,7 @@ def _rows_of(batch: Batch, rows: slice) -> dict[str, Any]:
     return {"x": tuple(a[rows] for a in batch.x), "y": tuple(a[rows] for a in batch.y), "weight": weight}
 
 
+@pytest.mark.slow
 def test_dict_inputs_and_outputs_are_filled_in_model_order() -> None:
     model, data = two_inputs_and_outputs(as_dict=True), data_of_two_inputs_and_outputs(False)
     by_name = [dict(zip(("left", "right", "score", "kind"), (*b.x, *b.y), strict=True)) for b in data]
@@ -229,6 +240,7 @@ def test_moving_statistics_are_separate_from_the_vector() -> None:
     assert not np.array_equal(moved, before)
 
 
+@pytest.mark.slow
 def test_other_state_is_in_neither_vector() -> None:
     frozen = layers.Dense(8)
     model = classifier("sgd", frozen, layers.BatchNormalization(trainable=False), layers.Dropout(0.5))
@@ -257,7 +269,10 @@ def test_dropout_draws_in_each_step_as_keras_does() -> None:
     assert len(set(losses)) == 4
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param("mixed_float16", marks=pytest.mark.slow), pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+)
 def test_mixed_precision_equals_keras(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     try:
@@ -279,7 +294,9 @@ def test_mixed_precision_equals_keras(policy: str) -> None:
         keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float64", marks=pytest.mark.slow), pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 def test_other_precisions_are_cast_on_load_and_read(dtype: str) -> None:
     if dtype == "float64" and keras.backend.backend() == "jax":
         pytest.skip("JAX has no float64 unless it is enabled at its start")
@@ -309,6 +326,7 @@ def test_loaded_values_are_read_back_and_share_no_memory() -> None:
             replica.load(bad)
 
 
+@pytest.mark.slow
 def test_scalar_weight_is_part_of_the_vector() -> None:
     class Gain(layers.Layer):
         def build(self, shape: tuple[None, int]) -> None:
@@ -321,6 +339,7 @@ def test_scalar_weight_is_part_of_the_vector() -> None:
     assert () in replica.layout.shapes
 
 
+@pytest.mark.slow
 def test_learning_rate_follows_its_schedule_for_steps_and_for_gradients() -> None:
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2, 4], [0.4, 0.2, 0.1])
     replica = KerasReplica(classifier(keras.optimizers.SGD(schedule)))

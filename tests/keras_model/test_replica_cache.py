@@ -122,9 +122,12 @@ def test_a_replica_is_not_kept_after_an_exception() -> None:
     [
         lambda: network("adam"),
         lambda: network(loss="mse"),
-        lambda: network(units=8),
-        lambda: network(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5))),
-        lambda: network(keras.optimizers.SGD(0.01, momentum=0.9)),
+        pytest.param(lambda: network(units=8), marks=pytest.mark.slow),
+        pytest.param(
+            lambda: network(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5))),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(lambda: network(keras.optimizers.SGD(0.01, momentum=0.9)), marks=pytest.mark.slow),
     ],
     ids=["optimizer", "loss", "layer", "schedule", "momentum"],
 )
@@ -136,7 +139,7 @@ def test_another_model_or_compilation_has_another_replica(other: Callable[[], ke
         assert second is not first
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_another_learning_rate_is_set(wrapped: bool) -> None:
     """The rate of a wrapped optimizer cannot be set from outside, so such a replica is built again."""
 
@@ -174,6 +177,7 @@ def shared(units: int, swapped: bool) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_a_model_that_is_built_again_has_the_same_replica() -> None:
     """The names that Keras assigns to the model and its layers make no difference."""
     cache = ReplicaCache()
@@ -274,6 +278,7 @@ def test_a_replica_with_custom_code_is_built_again(kind: str) -> None:
         assert second is not first
 
 
+@pytest.mark.slow
 def test_state_that_is_initialized_from_weights_uses_the_loaded_weights() -> None:
     recipe, file = packed(network(keras.optimizers.ScheduleFreeAdamW(0.1)))
     data, cache, draw = batches(5), ReplicaCache(), np.random.default_rng(0)

@@ -20,7 +20,7 @@ from distkeras.keras_model.replica import KerasReplica
     ("optimizer", "weighted"),
     [
         ("adam", True),
-        ("sgd", False),
+        pytest.param("sgd", False, marks=pytest.mark.slow),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [("sgd", True), ("adam", False)]),
     ],
 )
@@ -39,6 +39,7 @@ def test_the_gradient_equals_one_step_of_plain_sgd(optimizer: str, weighted: boo
     np.testing.assert_array_equal(weights(replica), start)
 
 
+@pytest.mark.slow
 def test_the_gradient_does_not_change_the_training() -> None:
     first, second, third = batches(3)
     momentum, alone = (KerasReplica(classifier(keras.optimizers.SGD(0.1, momentum=0.9))) for _ in range(2))
@@ -49,6 +50,7 @@ def test_the_gradient_does_not_change_the_training() -> None:
     np.testing.assert_allclose(weights(momentum), weights(alone), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_clipped_and_ignores_constraints() -> None:
     (batch,) = batches(1)
     replica = KerasReplica(classifier(keras.optimizers.SGD(1.0, global_clipnorm=1e-3)))
@@ -63,6 +65,7 @@ def test_the_gradient_is_clipped_and_ignores_constraints() -> None:
     np.testing.assert_array_equal(weights(held), start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clipping", "clip"),
     [
@@ -102,6 +105,7 @@ def test_steps_and_gradients_have_the_clipping_of_the_worker_optimizer(
     np.testing.assert_allclose(start - weights(replica), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")  # the unused output has no loss
 def test_the_gradient_of_an_embedding_and_of_unused_weights_is_dense() -> None:
     keras.utils.set_random_seed(7)
@@ -122,6 +126,7 @@ def test_the_gradient_of_an_embedding_and_of_unused_weights_is_dense() -> None:
     assert np.all(table[1] != 0)
 
 
+@pytest.mark.slow
 def test_an_overflow_under_mixed_float16_is_a_zero_gradient() -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:

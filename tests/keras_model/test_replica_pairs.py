@@ -23,7 +23,7 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import ReplicaCache
 
 #: Pairs in all walks without `--pairs`: by default, and in the slow tests.
-FEW, MANY = 14, 420
+FEW, MANY = 4, 420
 #: Wrappers: the base class, one that is drawn as an option, and one that no worker accepts.
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
 OPTIMIZERS = [

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from support.cases import rest_slow
 
 from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column
@@ -146,7 +147,7 @@ def state(model: keras.Model) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rest_slow(MODELS, "dense", "batch norm", "random"))
 def test_a_model_is_equal_to_its_copy_and_afterwards_as_it_was(name: str, caplog: pytest.LogCaptureFixture) -> None:
     if keras.backend.backend() == "torch" and name in ("random", "recurrent"):
         pytest.skip("layers without a seed of their own draw from PyTorch's global generator")
@@ -168,6 +169,7 @@ def trained() -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_arrays_that_the_user_holds_stay_usable() -> None:
     model = trained()
     variables = [*model.weights, *model.optimizer.variables]
@@ -177,6 +179,7 @@ def test_arrays_that_the_user_holds_stay_usable() -> None:
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(array), keras.ops.convert_to_numpy(variable))
 
 
+@pytest.mark.slow
 def test_a_step_that_consists_of_rounding_is_no_difference() -> None:
     model = trained()
     compare(model)
@@ -219,6 +222,7 @@ def test_a_users_fit_continues_as_if_nothing_had_been() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow tracks the optimizer's lists")
 def test_a_users_model_can_be_exported_before_and_after_its_next_fit(tmp_path: Path) -> None:
     model = sequential(keras.layers.Dense(2))
@@ -278,7 +282,7 @@ def changed(owner: Any, value: Any) -> Any:
 
 
 #: The kinds, owners and times of the default suite.
-ATTRIBUTES = {("tensor", "layer", False), ("function", "loss", True), ("function", "model", False)}
+ATTRIBUTES = {("function", "loss", True)}
 
 
 def with_attribute(owner: str, change: Any, *, called: bool) -> keras.Model:
@@ -320,7 +324,16 @@ def test_attributes_that_do_not_travel_are_refused_if_they_matter(kind: str, own
     compare(with_attribute(owner, harmless, called=called))
 
 
-@pytest.mark.parametrize("lost", ["layer", "loss", "optimizer", "value", "step"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param("layer", marks=pytest.mark.slow),
+        "loss",
+        "optimizer",
+        "value",
+        pytest.param("step", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_copy_lacks_is_found(lost: str) -> None:
     keras.utils.set_random_seed(1)
     layer, dense = Scaled(), keras.layers.Dense(2)
@@ -359,7 +372,7 @@ def test_what_a_copy_lacks_is_found(lost: str) -> None:
     assert state(model) == before
 
 
-@pytest.mark.parametrize("loss", ["mse", weighted_mse])
+@pytest.mark.parametrize("loss", [pytest.param("mse", marks=pytest.mark.slow), weighted_mse])
 def test_gradients_of_workers_are_plain_steps(loss: Any) -> None:
     keras.utils.set_random_seed(1)
     model = sequential(keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2))

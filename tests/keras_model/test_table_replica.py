@@ -116,6 +116,7 @@ def test_the_next_attempt_continues_with_the_state_of_rows(optimizer: Any, vecto
     assert not np.array_equal(forgetful, expected)
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_a_state_that_does_not_fit_is_not_loaded() -> None:
     case, data = adagrad(), batches_of(two_id_inputs, 6)
@@ -145,6 +146,7 @@ def test_a_state_that_does_not_fit_is_not_loaded() -> None:
     assert "checksum" in str(case.small().load_optimizer(damaged, example))
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_plain_sgd_has_no_state() -> None:
     case = CutCase.of(one_table())
@@ -196,6 +198,7 @@ def test_a_row_with_its_initial_value_begins_with_new_slots_if_rows_come_and_go(
     )  # it has moved, so it is live, and its slots are those after the latest window
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_the_slots_of_the_latest_rows_are_kept_if_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 300
@@ -232,6 +235,7 @@ def test_the_slots_of_the_latest_rows_are_kept_if_rows_come_and_go(monkeypatch: 
         assert set(memory[-1].ids.tolist()) == set(latest[: min(most, len(kept))])
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_a_window_that_is_computed_again_begins_with_the_rows_that_it_then_receives() -> None:
     case, (data,) = living_case(tracked=True), batches_of(ids_and_target, 1)

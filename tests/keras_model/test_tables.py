@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from support.cases import rest_slow
 from support.training.table_models import (
     OTHER_ROWS,
     ROWS,
@@ -226,6 +227,8 @@ DENSE = {
     "division by zero": (optimized("Adagrad", initial_accumulator_value=0.0, epsilon=0.0), "divides by zero"),
     **{name: (optimized(name), f"{name} may move rows") for name in ("Adam", "RMSprop", "Adadelta", "Ftrl", "Lion")},
 }  # fmt: skip
+#: Reasons of each kind: the model, the layer, its weights, its ids, and the optimizer.
+BY_DEFAULT = ("subclassed", "nested output", "own embedding", "tied", "regularizer", "random ids", "momentum", "norm")
 
 
 @functools.cache
@@ -234,17 +237,19 @@ def cut_once(build: Callable[[], keras.Model]) -> CutCase:
     return CutCase.of(build())
 
 
-@pytest.mark.parametrize(("model", "reason"), DENSE.values(), ids=DENSE)
-def test_a_table_that_must_stay_dense_has_a_reason(model: Callable[[], keras.Model], reason: str) -> None:
+@pytest.mark.parametrize("name", rest_slow(DENSE, *BY_DEFAULT))
+def test_a_table_that_must_stay_dense_has_a_reason(name: str) -> None:
+    model, reason = DENSE[name]
     if model is reversible and not hasattr(layers, "ReversibleEmbedding"):
         pytest.skip("this version of Keras has none")
     case = CutCase.of(model())
     assert (case.cut.tables, case.cut.worker, case.cut.order) == ((), None, None)
-    (name,) = case.cut.kept_dense
-    assert name.rpartition("/")[2] == "table"
-    assert reason in case.cut.kept_dense[name]
+    (kept,) = case.cut.kept_dense
+    assert kept.rpartition("/")[2] == "table"
+    assert reason in case.cut.kept_dense[kept]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="Keras quantizes on TensorFlow and JAX")
 def test_a_quantized_table_stays_dense() -> None:
     model = embedded(embedding())
@@ -279,9 +284,9 @@ def test_inner_models_are_cut_and_the_model_is_not_changed() -> None:
 @pytest.mark.parametrize(
     "called",
     [
-        lambda inner, ids, extra: inner([ids, extra]),
+        pytest.param(lambda inner, ids, extra: inner([ids, extra]), marks=pytest.mark.slow),
         lambda inner, ids, extra: inner(inputs=[ids, extra]),
-        lambda inner, ids, extra: inner([ids, extra], None),
+        pytest.param(lambda inner, ids, extra: inner([ids, extra], None), marks=pytest.mark.slow),
     ],
     ids=["list", "keyword", "none"],
 )
@@ -317,6 +322,7 @@ def test_a_table_travels_by_rows_from_a_number_of_rows_on() -> None:
     assert CutCase.of(embedded(layers.Embedding(20, 8, name="table")), choose=["table"]).cut.tables[0].most == 20
 
 
+@pytest.mark.slow
 def test_a_table_travels_by_rows_from_a_number_of_bytes_on() -> None:
     most = WINDOW * SIZE * 4
     for rows, travels in ((most + (1 << 14), True), (most + (1 << 14) - 1, False)):
@@ -340,6 +346,7 @@ def test_tables_may_be_chosen_or_excluded() -> None:
         CutCase.of(one_table(keras.optimizers.SGD(0.1, momentum=0.9)), choose="table")
 
 
+@pytest.mark.slow
 def test_a_window_touches_at_most_its_ids() -> None:
     each = WINDOW * SIZE
     assert cut_once(one_table).cut.tables == (TableShape("table", ROWS, 8, 4 * each),)
@@ -379,6 +386,7 @@ def test_tables_of_one_tensor_share_their_rows() -> None:
     assert [lookup.tables for lookup in worker.lookups] == [(0, 1)]
 
 
+@pytest.mark.slow
 def test_dense_variables_keep_their_order() -> None:
     for build in (two_tables, sequential, named, slices):
         case = cut_once(build)

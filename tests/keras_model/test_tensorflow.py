@@ -80,7 +80,7 @@ def test_a_step_updates_the_weights_in_place(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the model is TensorFlow's only on that backend")
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adagrad", marks=pytest.mark.slow)])
 def test_a_step_does_not_read_a_whole_table(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     """TensorFlow would copy the table in each step."""
     graphs = []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from keras import layers
+from support.cases import examples
 from support.training.step_models import CLASSES, FEATURES, MODELS, batches, dense, looping, several_outputs, state
 
 from distkeras.data.batches import Batch, as_weight, flat_weight
@@ -59,7 +60,7 @@ def trained_by_keras(model: keras.Model, data: list[Batch]) -> list[dict[str, An
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.integers(0, 2**32 - 1),
 )
-@hypothesis.settings(max_examples=15, deadline=None)
+@examples(15)
 def test_drawn_windows_are_keras_own_steps(
     name: str, weighted: bool, in_stack: bool, windows: list[int], seed: int
 ) -> None:

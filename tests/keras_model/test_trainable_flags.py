@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from support.cases import rest_slow
 from support.training.small_classifier import mini
 
 from distkeras.keras_model.archive import from_bytes, to_bytes, with_optimizer
@@ -67,7 +68,7 @@ def fit(model: keras.Model, x: np.ndarray, y: np.ndarray) -> None:
     model.fit(x, y, batch_size=len(x), epochs=1, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", rest_slow(CASES, "an inner model"))
 def test_a_trained_model_can_be_unfrozen_as_the_given_one(case: str) -> None:
     make, set_trainable = CASES[case]
     keras.utils.set_random_seed(5)
@@ -91,6 +92,7 @@ def test_a_trained_model_can_be_unfrozen_as_the_given_one(case: str) -> None:
     assert len(trained.trainable_variables) == len(again.trainable_variables) == len(given.trainable_variables)
 
 
+@pytest.mark.slow
 def test_an_optimizer_with_state_is_loaded_for_what_is_trainable() -> None:
     given = sequential()
     set_variable(given, False)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from support.cases import rest_slow
 
 from distkeras.keras_model import archive
 from distkeras.keras_model.recipe import recipe_of
@@ -84,7 +85,7 @@ def assert_equal(one: keras.Model, other: keras.Model) -> None:
         np.testing.assert_array_equal(here, there, weight.path)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", rest_slow(MODELS, "dense"))
 def test_a_model_with_lora_trains_as_in_keras(kind: str) -> None:
     model = adapted(MODELS[kind]())
     before, (x, y) = values(model), rows(model)

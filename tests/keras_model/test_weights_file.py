@@ -46,7 +46,7 @@ def assert_same_weights(one: keras.Model, other: keras.Model) -> None:
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("base.weights.h5", "{}"),
+        pytest.param("base.weights.h5", "{}", marks=pytest.mark.slow),
         ("whole.keras", "file://{}"),
         *(
             pytest.param(name, form, marks=pytest.mark.slow)

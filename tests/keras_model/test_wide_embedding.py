@@ -220,10 +220,14 @@ def change_byte(place: Path) -> None:
     ("damage", "found"),
     [
         (lambda place: shutil.move(place, f"{place}-moved"), "there is no folder"),
-        (lambda place: (place / "rows-00001.parquet").unlink(), "rows-00001"),
-        (lambda place: [path.unlink() for path in place.iterdir()], "no _rows.json"),
+        pytest.param(lambda place: (place / "rows-00001.parquet").unlink(), "rows-00001", marks=pytest.mark.slow),
+        pytest.param(
+            lambda place: [path.unlink() for path in place.iterdir()], "no _rows.json", marks=pytest.mark.slow
+        ),
         (change_byte, "rows-00000.parquet with other bytes"),
-        (lambda place: (place / "_rows.json").write_text("[]"), "the rows of another model"),
+        pytest.param(
+            lambda place: (place / "_rows.json").write_text("[]"), "the rows of another model", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_rows_that_are_not_those_of_the_model_are_an_error(

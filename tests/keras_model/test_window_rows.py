@@ -5,8 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.training.table_models import (
     CASES,
     OTHER_ROWS,
@@ -69,7 +70,7 @@ def test_windows_have_the_rules_length_and_end_with_their_epochs() -> None:
 ids = st.integers(0, OTHER_ROWS - 1) | st.sampled_from([0, 1, OTHER_ROWS - 1])
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data())
 @pytest.mark.parametrize("case", [ONE, MASKED, SHARED, TWO], ids=["one", "masked", "shared", "two"])
 def test_local_ids_identify_the_original_rows(case: CutCase, data: st.DataObject) -> None:
@@ -206,7 +207,15 @@ def test_fractions_are_truncated_as_in_keras_unless_they_change_the_mask() -> No
         next(MASKED.windows(epoch([[np.array([[1.0, 2.0, 0.5, 0.0]], np.float32)]])))
 
 
-@pytest.mark.parametrize("name", ["hashing", "lookups", "sequential with hashing", "slices"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("hashing", marks=pytest.mark.slow),
+        "lookups",
+        pytest.param("sequential with hashing", marks=pytest.mark.slow),
+        "slices",
+    ],
+)
 def test_ids_are_those_that_the_model_computes(name: str) -> None:
     if name != "slices" and keras.backend.backend() == "jax":
         pytest.skip("JAX has no strings")

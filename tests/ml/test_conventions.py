@@ -64,6 +64,7 @@ class TestSearches:
             .build()
         )
 
+    @pytest.mark.slow
     def test_a_search_over_optimizers_models_and_rules_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         made = estimator()
         search = CrossValidator(
@@ -188,11 +189,13 @@ class TestClassifiers:
         np.testing.assert_allclose(raw - raw[:, :1], margins - margins[:, :1], atol=1e-4)
         np.testing.assert_allclose(column(out, "probability"), np.exp(raw), rtol=1e-6)
 
+    @pytest.mark.slow
     def test_raw_predictions_are_the_logits_of_a_sigmoid(self, df: DataFrame) -> None:
         out = fixed([[2.0], [-1.0]], "binary_crossentropy", "sigmoid").transform(df)
         margins = column(out, "features") @ np.array([2.0, -1.0])
         np.testing.assert_allclose(column(out, "rawPrediction"), np.stack([-margins, margins], 1), atol=1e-4)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("activation", "loss"),
         [("softmax", SPARSE), pytest.param("sigmoid", "binary_crossentropy", marks=pytest.mark.slow)],

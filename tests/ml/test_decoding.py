@@ -45,6 +45,7 @@ def network() -> keras.Model:
     return keras.Sequential([keras.Input((SIDE, SIDE, 1)), *layers])
 
 
+@pytest.mark.slow
 def test_an_estimator_trains_on_files_and_its_model_predicts(files: DataFrame, tmp_path: Path) -> None:
     estimator = KerasEstimator(
         network(),
@@ -83,6 +84,7 @@ def test_the_predictor_refuses_invalid_functions(files: DataFrame, tmp_path: Pat
         ModelPredictor(network(), "content").transform(files)
 
 
+@pytest.mark.slow
 def test_the_estimator_refuses_invalid_functions(files: DataFrame) -> None:
     def broken(data: bytes) -> np.ndarray:
         raise OSError("no image")

@@ -88,23 +88,26 @@ class TestParams:
     @pytest.mark.parametrize(
         ("keywords", "name"),
         [
-            ({"batch_size": 0}, "batch_size"),
-            ({"features_col": []}, "`features_col`"),
-            ({"sample_weight_col": 5}, "`sample_weight_col`"),
-            ({"seed": 1.5}, "`seed`"),
+            pytest.param({"batch_size": 0}, "batch_size", marks=pytest.mark.slow),
+            pytest.param({"features_col": []}, "`features_col`", marks=pytest.mark.slow),
+            pytest.param({"sample_weight_col": 5}, "`sample_weight_col`", marks=pytest.mark.slow),
+            pytest.param({"seed": 1.5}, "`seed`", marks=pytest.mark.slow),
             ({"model": "model"}, "`model`"),
             ({"validation_split": 1.0}, "validation_split"),
-            ({"epochs": 3}, "epochs"),
-            ({"resume": "no"}, "resume"),
+            pytest.param({"epochs": 3}, "epochs", marks=pytest.mark.slow),
+            pytest.param({"resume": "no"}, "resume", marks=pytest.mark.slow),
             ({"prediction_batch_size": True}, "prediction_batch_size"),
-            ({"max_skipped": -1}, "max_skipped"),
-            *(({"worker_learning_rate": rate}, "`worker_learning_rate`") for rate in (0, -1, float("nan"), "fast")),
+            pytest.param({"max_skipped": -1}, "max_skipped", marks=pytest.mark.slow),
             *(
-                ({"thresholds": given}, "`thresholds`")
+                pytest.param({"worker_learning_rate": rate}, "`worker_learning_rate`", marks=pytest.mark.slow)
+                for rate in (0, -1, float("nan"), "fast")
+            ),
+            *(
+                pytest.param({"thresholds": given}, "`thresholds`", marks=pytest.mark.slow)
                 for given in ([0.5], [0.0, 0.0], [-1.0, 1.0], [0.5, float("nan")], "half")
             ),
             *(
-                ({f"validation_every_{unit}": 0}, f"`validation_every_{unit}`")
+                pytest.param({f"validation_every_{unit}": 0}, f"`validation_every_{unit}`", marks=pytest.mark.slow)
                 for unit in ("epochs", "seconds", "commits")
             ),
         ],
@@ -135,6 +138,7 @@ class TestFit:
         assert loss.evaluate(out) < 0.5
         assert BinaryClassificationEvaluator().evaluate(out) > 0.95
 
+    @pytest.mark.slow
     def test_predictions_of_a_regressor_are_doubles(self, df: DataFrame) -> None:
         fitted = estimator(classifier(None, 1), loss="mse", label_col="target", worker_optimizer="adam").fit(df)
         out = fitted.transform(df)
@@ -205,6 +209,7 @@ class TestFit:
 
 class TestEvaluate:
     # The next test has no weights.
+    @pytest.mark.slow
     @pytest.mark.parametrize("weight", ["weight", pytest.param(None, marks=pytest.mark.slow)])
     def test_evaluate_returns_the_numbers_of_keras(self, df: DataFrame, weight: str | None) -> None:
         inputs = keras.Input((2,))
@@ -237,6 +242,7 @@ class TestEvaluate:
         with pytest.raises(ConfigurationError, match="loss"):
             KerasModel(classifier()).evaluate(df)
 
+    @pytest.mark.slow
     def test_evaluating_an_empty_dataframe_is_an_error(self, df: DataFrame) -> None:
         model = classifier()
         model.compile(loss=SPARSE)
@@ -298,6 +304,7 @@ class TestPersistence:
         for mine, theirs in zip(made.value("model").weights, loaded.value("model").weights, strict=True):
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
+    @pytest.mark.slow
     def test_resources_belong_to_the_cluster_and_are_not_saved(self, spark: SparkSession, tmp_path: Path) -> None:
         resources = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
         made = estimator(executors=Executors(threads=2, resources=resources))

@@ -139,6 +139,7 @@ class TestPrediction:
         assert rows_of(out) == expected
         assert out.count() == 57
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "size", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(1024, marks=pytest.mark.slow)]
     )
@@ -175,6 +176,7 @@ class TestPrediction:
         with pytest.raises(ConfigurationError, match="`handle_invalid`"):
             estimator(handle_invalid="drop")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("output_type", ["array", pytest.param("vector", marks=pytest.mark.slow)])
     def test_the_predictor_handles_invalid_rows(self, df: DataFrame, output_type: str) -> None:
         arrays = df.withColumn("x", F.when(F.col("id") != 5, F.array("a", "b")))

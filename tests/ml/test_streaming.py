@@ -110,6 +110,7 @@ def test_an_estimator_trains_on_a_stream_and_its_model_scores_it(spark: SparkSes
     assert {"prediction", "probability"} < set(fitted.transform(files).columns)
 
 
+@pytest.mark.slow
 def test_a_stream_does_not_go_on_with_its_columns_in_another_order(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "arriving"
     folder.mkdir()

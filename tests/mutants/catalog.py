@@ -29,7 +29,7 @@ class Mutant:
         old: the text that is replaced; it occurs in the file exactly once.
         new: the text in its place.
         why: the consequence of the fault.
-        tests: test files, or tests, that should find it.
+        tests: test files, or tests, that should find it; slow tests run only if one is named by itself.
         equivalent: why the replacement changes no behavior; empty if it does.
     """
 

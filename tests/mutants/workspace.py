@@ -16,7 +16,9 @@ from mutants.catalog import Mutant
 _FOLDERS = ("benchmarks", "distkeras", "docs", "notebooks", "ps", "scripts", "tests", "transformers")
 _FILES = ("pyproject.toml", "setup.py", "README.md")
 #: Arguments of Python, before the tests of a fault.
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=thorough")
+#: Arguments after tests one of which the catalog names by itself: it may be slow.
+SLOW_TOO = ("-m", "")
 
 
 class Workspace:
@@ -74,7 +76,7 @@ class Workspace:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, *self._command, *tests],
+            [sys.executable, *self._command, *tests, *(SLOW_TOO if any("::" in test for test in tests) else ())],
             cwd=self._copy,
             env=environment,
             stdout=subprocess.DEVNULL,

@@ -205,6 +205,7 @@ def test_the_command_line_accepts_relays_as_a_word_or_as_a_number(tmp_path: Path
     assert ServerSettings.from_json(request.settings.to_json()) == request.settings
 
 
+@pytest.mark.slow
 def test_the_command_line_works_without_docstrings() -> None:
     """The help is made from docstrings: `python -OO` removes them, and Python 3.13 removes their indentation."""
     command = [sys.executable, "-OO", "-m", "distkeras.ps", "serve", "--help"]

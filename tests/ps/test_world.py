@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.patience import patience
 
 from distkeras.groups.store import GroupFolder, Manifest
@@ -103,7 +104,7 @@ class _Wanderer:
         GroupFolder(self.groups).begin(manifest, b"model", resume=Path(self.groups).is_dir())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(_NAMES, st.lists(st.sampled_from(["move", "save", "publish", "train"]), max_size=8))
 def test_a_process_that_changes_its_directory_uses_the_folders_that_it_was_given(name: str, acts: list[str]) -> None:
     before = Path.cwd()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from simulation.plan import Fault, Plan
 from simulation.simulation import simulate
+from support.cases import rest_slow
 
 from distkeras.ps.server.loan_requests import LoanRequests
 
@@ -59,7 +60,7 @@ def test_these_jobs_lend(promised: list[int], job: str) -> None:
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", rest_slow(JOBS, "one epoch"))
 def test_a_process_may_die_at_many_moments(job: str, victim: str) -> None:
     check(job, victim, range(1, simulate(lending(job)).sends, 17))
 

@@ -12,7 +12,7 @@ from simulation.plan import Fault, Plan, draw
 from simulation.simulation import simulate
 
 #: Schedules of which those with shards are run; more are run by `python tests/simulation --divided`.
-RUNS = range(2000, 2040)
+RUNS = range(2000, 2020)
 #: A job with many snapshots, each of which its shards write.
 JOB = Plan(1, batches=(4, 3), every=1, shards=3, compute=1.0, statistics=1)
 
@@ -32,7 +32,7 @@ def test_shards_are_drawn_without_changes_to_the_job() -> None:
 
 
 @pytest.mark.parametrize("kind", ["kill shard", "stop shard"])
-@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("place", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_shard_may_fail_at_many_moments(kind: str, place: int) -> None:
     for at in range(1, simulate(JOB).sends, 61):
         outcome = simulate(replace(JOB, faults=(Fault(kind, at, amount=70.0, place=place),)))

@@ -101,6 +101,7 @@ def test_the_short_help_fits_a_screen(train: ModuleType, capsys: pytest.CaptureF
     assert lines[-1].startswith("distkeras train --help-all shows all ")
 
 
+@pytest.mark.slow
 def test_every_rule_can_be_selected(train: ModuleType, files: Path) -> None:
     parser, model = train.parser(), train.load_model(str(files / "model.keras"))
     for rule in rules.all_rules():
@@ -320,7 +321,16 @@ def test_the_rule_of_the_trainer_is_the_default(train: ModuleType, files: Path) 
     assert trainer.rule == DEFAULT_RULE
 
 
-@pytest.mark.parametrize("kind", ["csv", "json", "orc", "table", "parquet"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "csv",
+        pytest.param("json", marks=pytest.mark.slow),
+        pytest.param("orc", marks=pytest.mark.slow),
+        "table",
+        "parquet",
+    ],
+)
 def test_each_format_is_read(train: ModuleType, spark: SparkSession, tmp_path: Path, kind: str) -> None:
     rows = spark.createDataFrame([(0.5, 1), (1.5, 0)], "x double, label int")
     place = str(tmp_path / f"rows.{kind}")

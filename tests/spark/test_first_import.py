@@ -14,6 +14,7 @@ needs_jax = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_a_worker_imports_keras_without_matplotlib() -> None:
     output_of(
         "-c",

@@ -45,8 +45,10 @@ def test_a_process_that_does_not_use_it_ends_at_once(name: str) -> None:
 
 def test_further_signals_are_the_same_notice() -> None:
     """Spark's daemon sends SIGHUP twice, and a machine that is shut down sends SIGTERM to all processes before."""
-    further = "".join(f"\n        os.kill(os.getpid(), signal.{name})" for name in ("SIGHUP", "SIGHUP", "SIGTERM"))
-    assert run(USED.format(name="SIGTERM") + further) == (0, ["SIGTERM", "after"])
+    kills = [f"os.kill(os.getpid(), signal.{name})" for name in ("SIGHUP", "SIGHUP", "SIGTERM")]
+    for indent in (" " * 8, " " * 4):  # while the notice is used, and afterwards
+        further = "".join(f"\n{indent}{kill}" for kill in kills)
+        assert run(USED.format(name="SIGTERM") + further) == (0, ["SIGTERM", "after"])
 
 
 def test_a_process_that_spark_uses_again_does_not_end_later() -> None:

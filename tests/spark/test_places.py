@@ -9,9 +9,10 @@ from typing import Any
 
 import keras
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from support.cases import examples
 
 from distkeras import KerasEstimator, KerasModel
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
@@ -42,7 +43,7 @@ def test_a_query_whose_records_cannot_be_read_is_an_error(spark: SparkSession, t
             query_state(spark, folder)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=20))
 def test_python_and_hadoop_see_each_others_files_under_drawn_names(spark: SparkSession, name: str) -> None:
     """Names that no folder can have are the only ones that are left out."""

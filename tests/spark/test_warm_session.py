@@ -35,6 +35,7 @@ def end_workers() -> None:
     until(lambda: not any(process.is_running() for process in killed))
 
 
+@pytest.mark.slow
 def test_workers_are_forked_with_keras_imported(spark: SparkSession) -> None:
     def probe(rows: Iterable[int]) -> Iterator[dict[str, Any]]:
         # These imports come before any import of the task itself.

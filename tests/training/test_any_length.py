@@ -147,6 +147,7 @@ def test_an_attention_map_is_predicted_as_wide_and_as_high_as_its_row_is_long(sp
             np.testing.assert_allclose(output, expected[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_evaluation_does_not_depend_on_partitions(spark: SparkSession, partitions: int) -> None:
     """The loss of a mini-batch without a mask depends on its padding, and so on the rows that share it."""
@@ -182,6 +183,7 @@ def test_one_row_is_predicted_as_in_a_dataframe(spark: SparkSession) -> None:
             ModelPredictor(model, padding=given).transform(df)
 
 
+@pytest.mark.slow
 def test_a_saved_estimator_keeps_its_padding(spark: SparkSession, tmp_path: Path) -> None:
     padding = {"tokens": Padding(longest=5, side="pre", bucket=True)}
     estimator = KerasEstimator(tagger(), "downpour", **options(padding=padding))
@@ -238,6 +240,7 @@ def test_a_model_is_tried_on_the_steps_of_the_longest_of_the_first_rows(spark: S
         assert [column.shown_steps for column in found.columns] == [steps, steps - 2]
 
 
+@pytest.mark.slow
 def test_labels_must_have_as_many_steps_as_the_input(spark: SparkSession) -> None:
     df = tagged_rows(spark).selectExpr("tokens", "if(group = 1, slice(tags, 1, 0), tags) tags", "weights")
     with pytest.raises(ShapeError, match="must have as many steps as in 'tokens'") as caught:
@@ -245,6 +248,7 @@ def test_labels_must_have_as_many_steps_as_the_input(spark: SparkSession) -> Non
     assert caught.value.column == "tags"
 
 
+@pytest.mark.slow
 def test_groups_side_by_side_need_rows_of_one_length(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="needs rows of one length"):
         Trainer(tagger(), "downpour", **options()).train_groups(tagged_rows(spark), by="group", side_by_side=4)

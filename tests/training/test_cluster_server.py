@@ -85,6 +85,7 @@ def test_a_server_that_is_suspended_during_a_request_is_restarted(
     assert kinds(events).count("standstill") == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_suspended_between_requests_is_restarted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

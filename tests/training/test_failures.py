@@ -186,6 +186,7 @@ class TestInsideATask:
         assert caught.value.worker in (0, 1)
         assert "sitecustomize" in present(caught.value.remote_traceback)
 
+    @pytest.mark.slow
     def test_rows_that_spark_cannot_compute_are_an_error(self, spark: SparkSession) -> None:
         """Spark reports the reason; the worker sees only the end of its stream."""
         rows = spark.range(0, 24, 1, 2).selectExpr(

@@ -84,6 +84,7 @@ class TestWhatIsShown:
         assert shown[-1].startswith("distkeras.ps.errors.BadValueError: values must not be null.")
         assert "_flatten" in present(caught.value.remote_traceback)
 
+    @pytest.mark.slow
     def test_the_error_of_a_python_without_distkeras_is_short(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -111,10 +112,22 @@ class TestWhatIsNamed:
         ("call", "expected"),
         [
             (lambda df: of_two_columns(features_col=["a", "b", "c"]).transform(df), r"3 columns, \['a', 'b', 'c'\]"),
-            (lambda df: of_two_columns(features_col=["a", "b", "c"]).evaluate(df), r"3 columns, \['a', 'b', 'c'\]"),
+            pytest.param(
+                lambda df: of_two_columns(features_col=["a", "b", "c"]).evaluate(df),
+                r"3 columns, \['a', 'b', 'c'\]",
+                marks=pytest.mark.slow,
+            ),
             (lambda df: of_two_columns(prediction_col="a").transform(df), "^`prediction_col` must name a new column"),
-            (lambda df: of_two_columns(probability_col="a").transform(df), "^`probability_col` must name a new column"),
-            (lambda df: of_two_columns(probability_col="prediction").transform(df), "not that of another new one"),
+            pytest.param(
+                lambda df: of_two_columns(probability_col="a").transform(df),
+                "^`probability_col` must name a new column",
+                marks=pytest.mark.slow,
+            ),
+            pytest.param(
+                lambda df: of_two_columns(probability_col="prediction").transform(df),
+                "not that of another new one",
+                marks=pytest.mark.slow,
+            ),
             (lambda df: of_two_columns(decode={"a": abs}).evaluate(df), r"must be of the columns \['a, b', 'label'\]"),
             (lambda df: of_two_columns(metrics=["AUC"]).evaluate(df), "must have a loss and metrics that fit the data"),
         ],
@@ -128,6 +141,7 @@ class TestWhatIsNamed:
         assert "distkeras_features" not in str(caught.value)
         assert "output_col" not in str(caught.value)
 
+    @pytest.mark.slow
     def test_outputs_of_a_layer_that_is_called_twice_are_numbered(self, spark: SparkSession) -> None:
         inputs, score = [keras.Input((1,)), keras.Input((1,))], keras.layers.Dense(1, name="score")
         model = keras.Model(inputs, [score(one) for one in inputs])

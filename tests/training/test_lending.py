@@ -62,6 +62,7 @@ def test_a_worker_without_work_trains_rows_of_another_one(uneven: DataFrame) -> 
     assert "worker 1 trains mini-batches of partition 0" in texts[0]
 
 
+@pytest.mark.slow
 def test_a_job_may_forbid_it(uneven: DataFrame) -> None:
     trainer = trainer_of(EPOCHS, lends=False)
     assert counts(trainer.train(uneven)) == [EPOCHS] * ROWS
@@ -85,6 +86,7 @@ def test_what_excludes_it_is_named_before_work(ones: DataFrame, options: dict[st
         counter(rule, lends=True, **options).train(ones)
 
 
+@pytest.mark.slow
 def test_a_helper_without_rows_takes_a_free_slot(uneven: DataFrame) -> None:
     """The session has more slots than the job has workers."""
     epochs, helped = EPOCHS, False

@@ -111,6 +111,7 @@ class TestModels:
         x, y = blobs(seed=1)
         assert accuracy(self.train(clouds, model), x, y) > 0.95
 
+    @pytest.mark.slow
     def test_workers_read_frozen_weights_from_their_file(self, clouds: DataFrame, tmp_path: Path) -> None:
         base = keras.Sequential([keras.Input((2,)), keras.layers.Dense(16384, "tanh")], name="base")
         base.trainable = False

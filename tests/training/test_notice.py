@@ -60,7 +60,7 @@ def steps_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("steps *"))
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow)])
 def test_a_worker_trains_nothing_twice(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """It ends at the end of its window, and the next attempt has its optimizer's state of the same commit."""
 

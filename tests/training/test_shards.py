@@ -41,12 +41,12 @@ def trained(spark: SparkSession, rule: Rule, shards: int, **options: Any) -> Tra
 @pytest.mark.parametrize(
     "rule",
     [
-        make("adag", window=3, normalize=False),
-        make("easgd", window=2),
-        make("fedopt", window=4),
-        make("dc_asgd"),
+        pytest.param(make("adag", window=3, normalize=False), marks=pytest.mark.slow),
+        pytest.param(make("easgd", window=2), marks=pytest.mark.slow),
+        pytest.param(make("fedopt", window=4), marks=pytest.mark.slow),
+        pytest.param(make("dc_asgd"), marks=pytest.mark.slow),
         make("smega2"),
-        make("fadas", window=2),
+        pytest.param(make("fadas", window=2), marks=pytest.mark.slow),
     ],
     ids=lambda rule: rule.name,
 )
@@ -58,19 +58,29 @@ def test_the_weights_are_those_of_one_server(spark: SparkSession, rule: Rule) ->
     assert several.commits.select(columns).collect() == one.commits.select(columns).collect()
 
 
+@pytest.mark.slow
 def test_shards_in_the_cluster_have_the_weights_of_one_server(tmp_path: Path) -> None:
     output = output_of("-m", "support.training.equal_shards", tmp_path, seconds=200, SPARK_LOCAL_IP="127.0.0.1")
     found = json.loads(output.splitlines()[-1])
     assert found["equal"] == found["all"] > 2 << 16
 
 
-@pytest.mark.parametrize("options", [{"wire_format": "bfloat16"}, {"overlap": True}, {"tls": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"wire_format": "bfloat16"}, marks=pytest.mark.slow),
+        {"overlap": True},
+        pytest.param({"tls": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_each_row_counts_once(spark: SparkSession, options: dict[str, Any]) -> None:
     rule = make("downpour", window=2)
     trainer = counter(rule, shards=2, **options)
     assert counts(trainer.train(counting_rows(spark, ROWS))) == [EPOCHS] * ROWS
 
 
+@pytest.mark.slow
 def test_a_stream_continues_with_another_number_of_shards(spark: SparkSession, tmp_path: Path) -> None:
     folder, checkpoint = tmp_path / "rows", tmp_path / "checkpoint"
     folder.mkdir()
@@ -83,7 +93,9 @@ def test_a_stream_continues_with_another_number_of_shards(spark: SparkSession, t
         assert counts(training.model()) == expected
 
 
-@pytest.mark.parametrize("options", [{"lends": True, "num_epoch": 20}, {"resume": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"lends": True, "num_epoch": 20}, pytest.param({"resume": True}, marks=pytest.mark.slow)], ids=str
+)
 def test_lent_rows_and_a_resumed_job_count_once(spark: SparkSession, options: dict[str, Any], tmp_path: Path) -> None:
     resume = options.pop("resume", False)
     epochs = options.get("num_epoch", EPOCHS)
@@ -114,7 +126,11 @@ class KillOnce(Callback):
             until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.parametrize("shard", [None, 0, 1], ids=["sequencer", "shard 0", "shard 1"])
+@pytest.mark.parametrize(
+    "shard",
+    [pytest.param(None, marks=pytest.mark.slow), pytest.param(0, marks=pytest.mark.slow), 1],
+    ids=["sequencer", "shard 0", "shard 1"],
+)
 def test_a_killed_process_loses_no_row(spark: SparkSession, shard: int | None, tmp_path: Path) -> None:
     kill = KillOnce(shard)
     trainer = counter(make("downpour", window=1), shards=2, num_epoch=20)

@@ -136,6 +136,7 @@ def test_the_optimizers_state_survives_a_restart(spark: SparkSession, tmp_path: 
     assert (sorted(first), last) == ([1.5, 1.75], 1.0)  # files with the same time arrive in any order
 
 
+@pytest.mark.slow
 def test_invalid_arguments_are_refused_before_work(spark: SparkSession, tmp_path: Path) -> None:
     stream, trainer, checkpoint = arriving(spark, tmp_path), counter(rows=ROWS), tmp_path / "checkpoint"
     socket = spark.readStream.format("socket").option("host", "localhost").option("port", 9).load()
@@ -277,6 +278,7 @@ def test_both_halves_of_the_checkpoint_lie_in_the_folder_that_was_named(
         assert training.lastProgress.repeated
 
 
+@pytest.mark.slow
 def test_a_stop_that_cancels_a_micro_batch_is_no_failure(spark: SparkSession, tmp_path: Path) -> None:
     arrive(tmp_path / "in", 0, rows_of(0), ROWS)
     trainer = counter(rows=ROWS, num_epoch=1_000_000)
@@ -334,6 +336,7 @@ def test_a_checkpoint_of_two_times_is_refused_at_the_start(spark: SparkSession, 
     assert counts(train_available(counter(rows=ROWS, num_epoch=1), stream, damaged).model()) == [1.0] * ROWS
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_between_two_micro_batches_is_restarted_to_end_the_stream(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -167,6 +167,7 @@ def test_callbacks_live_as_long_as_the_stream_and_stop_it(
         assert clocks[-1] <= clock
 
 
+@pytest.mark.slow
 def test_a_callback_may_call_every_method_of_its_stream(spark: SparkSession, tmp_path: Path) -> None:
     arrive(tmp_path / "in", 0, range(EACH), ROWS)
     calls, trainer = CallsItsStream(), counter(rows=ROWS, num_epoch=1)

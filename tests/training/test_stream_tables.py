@@ -93,6 +93,7 @@ def test_a_table_by_rows_counts_each_touch_once(spark: SparkSession, tmp_path: P
         np.testing.assert_array_equal(rows, np.bincount(np.concatenate(DRAWN[: number + 1]), minlength=ROWS))
 
 
+@pytest.mark.slow
 def test_a_wide_table_counts_across_streams_and_restarts_of_the_server(spark: SparkSession, tmp_path: Path) -> None:
     stream = arrive(spark, tmp_path / "in", DRAWN[:2])
     trainer, training = train(counting(wide(tmp_path / "rows")), stream, tmp_path / "checkpoint")
@@ -110,6 +111,7 @@ def test_a_wide_table_counts_across_streams_and_restarts_of_the_server(spark: Sp
     assert counts_of(training.model().get_layer("table")) == counts_of(trainer.model.get_layer("table"))
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_rows_are_admitted_by_their_third_touch(spark: SparkSession, tmp_path: Path) -> None:
     """Each row of the stream is a commit, so that the counts do not depend on the order of the workers."""

@@ -101,10 +101,15 @@ def test_the_choice_does_not_change_the_seeds_of_later_layers() -> None:
         pytest.param("downpour", {"monitoring": Monitoring(measure_gap=True)}, "`measure_gap`", marks=pytest.mark.slow),
         pytest.param("downpour", {"frozen_weights": "some.keras"}, "`frozen_weights`", marks=pytest.mark.slow),
         ("downpour", {"worker_optimizer": "adam"}, "Adam may move rows that a step does not touch; LazyAdam, of"),
-        ("downpour", {"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)}, "LazyMomentum, of"),
+        pytest.param(
+            "downpour",
+            {"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)},
+            "LazyMomentum, of",
+            marks=pytest.mark.slow,
+        ),
         (make("agn", window="auto"), {}, "window='auto'"),
         ("downpour", {"tables": ["wide"], "worker_optimizer": "LazyAdam"}, None),
-        ("downpour", {"tables": ["wide"], "stream": True}, None),
+        pytest.param("downpour", {"tables": ["wide"], "stream": True}, None, marks=pytest.mark.slow),
     ],
 )
 def test_options_that_exclude_rows_keep_tables_dense_with_a_reason(

@@ -198,6 +198,7 @@ def test_early_stopping_restores_the_tables_of_the_best_center(spark: SparkSessi
     assert error == pytest.approx(stopping.best, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_records_contain_the_rows_and_bytes_of_tables(spark: SparkSession) -> None:
     trainer = counter(counted(ROWS), num_workers=1, num_epoch=1)
     trainer.train(ids(spark, ROWS))

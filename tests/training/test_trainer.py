@@ -82,6 +82,7 @@ class TestEqualToPlainKeras:
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
             assert np.abs(got - before).max() > 1e-3  # the weights have moved
 
+    @pytest.mark.slow
     def test_downpour_equals_keras_with_an_optimizer_that_has_state(self, clouds: DataFrame) -> None:
         adam = keras.optimizers.Adam
         self.assert_close(self.trained(clouds, "downpour", adam(0.01)), self.plain(clouds, adam(0.01)))
@@ -90,6 +91,7 @@ class TestEqualToPlainKeras:
     def test_gradients_that_the_server_applies_equal_keras(self, clouds: DataFrame) -> None:
         self.assert_close(self.trained(clouds, "asgd", learning_rate=0.1), self.plain(clouds, sgd(0.1)))
 
+    @pytest.mark.slow
     def test_another_order_gives_other_weights(self, clouds: DataFrame) -> None:
         """The weights that the tests above compare depend on the order of the mini-batches."""
         model = deep_model()
@@ -105,6 +107,7 @@ class TestEveryRowOnce:
     def test_downpour_trains_each_row_once_per_epoch(self, ones: DataFrame, workers: int, window: int) -> None:
         assert counts(counter(make("downpour", window=window), workers=workers).train(ones)) == [EPOCHS] * ROWS
 
+    @pytest.mark.slow
     def test_more_workers_than_slots_train_in_waves(self, ones: DataFrame) -> None:
         trainer = counter(workers=5)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
@@ -133,10 +136,12 @@ class TestEveryRowOnce:
         laid_out = partitioned(ones, spec, 2).cache()
         assert counts(counter(partitioned_already=True).train(laid_out)) == [EPOCHS] * ROWS
 
+    @pytest.mark.slow
     def test_overlapped_commits_train_each_row_once_per_epoch(self, ones: DataFrame) -> None:
         trainer = counter(make("downpour", window=2), overlap=True)
         assert counts(trainer.train(ones)) == [EPOCHS] * ROWS
 
+    @pytest.mark.slow
     def test_a_window_of_auto_is_measured_and_used(self, ones: DataFrame) -> None:
         trainer = counter(make("agn", window="auto"), num_epoch=12, overlap=True)
         trainer.train(ones)

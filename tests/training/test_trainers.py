@@ -121,6 +121,7 @@ def test_shuffle_of_train_overrides_the_constructors(clouds: DataFrame) -> None:
 
 
 class TestEnsemble:
+    @pytest.mark.slow
     def test_each_model_sees_its_own_part_of_the_rows(self, spark: SparkSession) -> None:
         rows = 40
         odd_names = {"features_col": "a.b`c d", "label_col": "a`b"}  # names that need quotes

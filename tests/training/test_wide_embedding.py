@@ -273,6 +273,7 @@ def test_more_rows_may_be_touched_than_fit_a_workers_memory(spark: SparkSession,
 class TestErrors:
     """Errors, all of them before any work starts except for those that only the rows show."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("bad", [-1, pytest.param(ROWS, marks=pytest.mark.slow)])
     def test_an_id_outside_the_table_is_an_error(self, spark: SparkSession, tmp_path: Path, bad: int) -> None:
         df = ratings(spark, count=3).union(
@@ -282,16 +283,19 @@ class TestErrors:
             trainer(scored(wide(tmp_path))).train(df)
         assert caught.value.column == "user"
 
+    @pytest.mark.slow
     def test_an_option_that_excludes_tables_by_rows_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         """`test_table_choice` tests which options do."""
         with pytest.raises(ConfigurationError, match=r"'table' must travel by rows.*Adam may move rows"):
             trainer(scored(wide(tmp_path)), worker_optimizer="adam").train(ratings(spark))
 
+    @pytest.mark.slow
     def test_a_folder_that_cannot_be_written_to_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigurationError, match="the `folder` of 'table' must be"):
             trainer(scored(wide(tmp_path / "file"))).train(ratings(spark))
 
+    @pytest.mark.slow
     def test_train_groups_and_fit_refuse_a_wide_table(self, spark: SparkSession, tmp_path: Path) -> None:
         df, model = ratings(spark), scored(wide(tmp_path))
         with pytest.raises(ConfigurationError, match="no WideEmbedding for `train_groups`"):

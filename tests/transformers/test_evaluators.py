@@ -52,12 +52,20 @@ def rows(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(data, names).repartition(3).cache()
 
 
-@pytest.mark.parametrize(("prediction", "label"), [("scores", "hot"), ("vector", "label"), ("index", "label")])
+@pytest.mark.parametrize(
+    ("prediction", "label"),
+    [
+        ("scores", "hot"),
+        pytest.param("vector", "label", marks=pytest.mark.slow),
+        pytest.param("index", "label", marks=pytest.mark.slow),
+    ],
+)
 def test_the_accuracy_of_each_kind_of_column_is_that_of_keras(rows: DataFrame, prediction: str, label: str) -> None:
     expected = (SCORES.argmax(axis=1) == LABELS).mean()
     assert AccuracyEvaluator(label, prediction).evaluate(rows) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_single_score_is_compared_with_the_threshold(rows: DataFrame) -> None:
     for threshold in (0.5, 0.8):
         evaluator = AccuracyEvaluator("binary", "sigmoid", activation_threshold=threshold)
@@ -71,9 +79,11 @@ def test_a_single_score_is_compared_with_the_threshold(rows: DataFrame) -> None:
     [
         ("categorical_crossentropy", "scores", "hot", (np.eye(3)[LABELS], SCORES)),
         pytest.param("sparse_categorical_crossentropy", "vector", "label", (LABELS, SCORES), marks=pytest.mark.slow),
-        ("binary_crossentropy", "sigmoid", "binary", (LABELS[:, None] > 0, SIGMOID[:, None])),
+        pytest.param(
+            "binary_crossentropy", "sigmoid", "binary", (LABELS[:, None] > 0, SIGMOID[:, None]), marks=pytest.mark.slow
+        ),
         pytest.param("binary_crossentropy", "scores", "hot", (np.eye(3)[LABELS], SCORES), marks=pytest.mark.slow),
-        ("mse", "guess", "target", (TARGETS, TARGETS + np.arange(N)[:, None] % 3)),
+        pytest.param("mse", "guess", "target", (TARGETS, TARGETS + np.arange(N)[:, None] % 3), marks=pytest.mark.slow),
         pytest.param(
             "mae", "index", "label", (LABELS[:, None], SCORES.argmax(axis=1)[:, None]), marks=pytest.mark.slow
         ),
@@ -89,6 +99,7 @@ def test_losses_equal_those_of_keras(
     assert not evaluator.isLargerBetter()
 
 
+@pytest.mark.slow
 def test_extreme_probabilities_have_the_loss_of_keras(spark: SparkSession) -> None:
     # The second row has probabilities of a model in half precision; Keras divides them by their sum.
     df = spark.createDataFrame([([1.0, 0.0], 1), ([0.249, 0.747], 0)], ["prediction", "label"])
@@ -105,11 +116,11 @@ BROKEN = [
     pytest.param(LossEvaluator(), ([0.1, 0.9], 2), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator(), ([-3.0, 4.0], 1), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator(), ([0.5, 0.4], 1), BadValueError, marks=pytest.mark.slow),
-    (LossEvaluator("mse"), ([0.5, 0.4], 1), ShapeError),
+    pytest.param(LossEvaluator("mse"), ([0.5, 0.4], 1), ShapeError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator("mse"), ([math.nan], 1), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator("mse"), (None, 1), BadValueError, marks=pytest.mark.slow),
     pytest.param(LossEvaluator("binary_crossentropy"), ([1.5], 1), BadValueError, marks=pytest.mark.slow),
-    (LossEvaluator("binary_crossentropy"), ([0.5], 2), BadValueError),
+    pytest.param(LossEvaluator("binary_crossentropy"), ([0.5], 2), BadValueError, marks=pytest.mark.slow),
 ]
 
 
@@ -127,6 +138,7 @@ def test_invalid_rows_raise_one_typed_error(
     assert caught.value.remote_traceback
 
 
+@pytest.mark.slow
 def test_labels_that_are_not_one_hot_are_refused(spark: SparkSession) -> None:
     df = spark.createDataFrame([([0.5, 0.5], [0.4, 0.6])], ["prediction", "label"])
     with pytest.raises(BadValueError, match="one-hot"):
@@ -165,6 +177,7 @@ def test_the_error_of_a_failing_prediction_is_raised_unchanged(spark: SparkSessi
     assert caught.value.worker == 0
 
 
+@pytest.mark.slow
 def test_evaluators_are_saved_and_loaded(spark: SparkSession, tmp_path: Path) -> None:
     LossEvaluator("mse", "p", "t").write().save(str(tmp_path / "loss"))
     again = LossEvaluator.load(str(tmp_path / "loss"))

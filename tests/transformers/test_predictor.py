@@ -90,7 +90,7 @@ def test_wide_tables_stay_in_files(rows: DataFrame, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("way", ["function", "python"], indirect=True)
+@pytest.mark.parametrize("way", ["function", pytest.param("python", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize(
     ("column", "batch_size"),
     [
@@ -129,6 +129,7 @@ def test_a_table_in_parquet_is_predicted(
     assert out.drop("prediction").orderBy("id").collect() == rows.orderBy("id").collect()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 def test_empty_partitions_and_dataframes_are_predicted(
     spark: SparkSession, rows: DataFrame, model: keras.Model
@@ -211,6 +212,7 @@ def test_each_row_is_predicted_once(rows: DataFrame, model: keras.Model, tmp_pat
     assert len(decoded.read_text()) == N
 
 
+@pytest.mark.slow
 def test_an_open_extent_is_that_of_the_data(spark: SparkSession) -> None:
     tokens = keras.Input((None,), dtype="int32")
     model = keras.Model(tokens, keras.ops.mean(keras.layers.Embedding(10, 2)(tokens), axis=(1, 2)))
@@ -244,6 +246,7 @@ def test_the_error_for_an_invalid_feature_names_the_column(
     assert "column 'features'" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken",
     [
@@ -304,6 +307,7 @@ def test_models_whose_inputs_have_no_shape_are_refused() -> None:
         ModelPredictor(keras.Sequential(layers))
 
 
+@pytest.mark.slow
 def test_later_training_does_not_change_a_predictor(rows: DataFrame, model: keras.Model) -> None:
     own = keras.models.clone_model(model)
     own.compile("adam", "mse")
@@ -326,6 +330,7 @@ def test_custom_layers_of_a_notebook_reach_the_workers(rows: DataFrame) -> None:
     np.testing.assert_allclose(values(stage.transform(rows)), 2 * X)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 def test_columns_may_have_any_name(rows: DataFrame, model: keras.Model) -> None:
     name = "a.b`c d"
@@ -360,6 +365,7 @@ def test_a_worker_loads_a_model_once(rows: DataFrame, model: keras.Model, tmp_pa
     assert 1 <= len(workers) == len(set(workers))
 
 
+@pytest.mark.slow
 def test_large_models_are_broadcast(rows: DataFrame, model: keras.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "_INLINE_BYTES", 1)
     stage = ModelPredictor(model)
@@ -420,7 +426,7 @@ def test_texts_are_refused_on_a_backend_without_strings(spark: SparkSession) -> 
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="other backends have no strings")
-@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("shape", [pytest.param((), marks=pytest.mark.slow), (1,)])
 def test_texts_are_predicted(spark: SparkSession, shape: tuple[int, ...]) -> None:
     texts = ["a cat", "dog", "", None, "cat cat dog"]
     rows = spark.createDataFrame(list(enumerate(texts)), "id int, text string").withColumn(

@@ -66,10 +66,10 @@ def assert_job_raises(df: DataFrame, kind: type[DistkerasError]) -> None:
     ("name", "o_max", "expected"),
     [
         ("pixels", 255, [[-1.0, 1.0], pytest.approx([-0.6, -0.2]), None]),
-        ("reals", 2, [[-1.0, 0.0], [1.0, -0.5], None]),
-        ("vector", 10, [DenseVector([-1, 1]), DenseVector([-1, 0]), None]),
-        ("number", 10, [-1.0, 0.0, None]),
-        ("whole", 2, [-1.0, 1.0, None]),
+        pytest.param("reals", 2, [[-1.0, 0.0], [1.0, -0.5], None], marks=pytest.mark.slow),
+        pytest.param("vector", 10, [DenseVector([-1, 1]), DenseVector([-1, 0]), None], marks=pytest.mark.slow),
+        pytest.param("number", 10, [-1.0, 0.0, None], marks=pytest.mark.slow),
+        pytest.param("whole", 2, [-1.0, 1.0, None], marks=pytest.mark.slow),
     ],
 )
 def test_min_max_maps_one_range_to_another(rows: DataFrame, name: str, o_max: float, expected: list[Any]) -> None:
@@ -109,6 +109,7 @@ def test_label_index_takes_the_largest_score(spark: SparkSession) -> None:
     assert out.schema["prediction_index"].dataType.simpleString() == "double"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("number", "array")), "vector"]
 )
@@ -130,7 +131,7 @@ def test_a_single_score_is_compared_with_the_threshold(spark: SparkSession, kind
         ([0.1, math.nan], BadValueError),
         pytest.param([0.1, None], BadValueError, marks=pytest.mark.slow),
         pytest.param([], ShapeError, marks=pytest.mark.slow),
-        ([0.1, 0.2, 0.3], ShapeError),
+        pytest.param([0.1, 0.2, 0.3], ShapeError, marks=pytest.mark.slow),
     ],
 )
 def test_label_index_refuses_invalid_scores(spark: SparkSession, scores: list[Any], kind: type[DistkerasError]) -> None:
@@ -143,10 +144,10 @@ def test_label_index_refuses_invalid_scores(spark: SparkSession, scores: list[An
     [
         pytest.param("grid", (6,), [1, 2, 3, 4, 5, 6], marks=pytest.mark.slow),
         pytest.param("grid", (3, 2), [[1, 2], [3, 4], [5, 6]], marks=pytest.mark.slow),
-        ("grid", (1, 3, 2, 1), [[[[1], [2]], [[3], [4]], [[5], [6]]]]),
-        ("grid", (-1, 2), [[1, 2], [3, 4], [5, 6]]),
+        pytest.param("grid", (1, 3, 2, 1), [[[[1], [2]], [[3], [4]], [[5], [6]]]], marks=pytest.mark.slow),
+        pytest.param("grid", (-1, 2), [[1, 2], [3, 4], [5, 6]], marks=pytest.mark.slow),
         pytest.param("grid", (2, -1), [[1, 2, 3], [4, 5, 6]], marks=pytest.mark.slow),
-        ("vector", (2, 1), [[0], [10]]),
+        pytest.param("vector", (2, 1), [[0], [10]], marks=pytest.mark.slow),
         ("pixels", (1, 2), [[0, 255]]),
     ],
 )
@@ -156,11 +157,14 @@ def test_reshape_returns_nested_arrays(rows: DataFrame, name: str, shape: tuple[
     assert values[2] is None
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 2), (-1, 4)])
+@pytest.mark.parametrize(
+    "shape", [(4,), pytest.param((4, 2), marks=pytest.mark.slow), pytest.param((-1, 4), marks=pytest.mark.slow)]
+)
 def test_reshape_refuses_values_that_do_not_fill_the_shape(rows: DataFrame, shape: tuple[int, ...]) -> None:
     assert_job_raises(ReshapeTransformer("grid", "y", shape).transform(rows), ShapeError)
 
 
+@pytest.mark.slow
 def test_dense_returns_dense_vectors(rows: DataFrame) -> None:
     assert isinstance(column(rows, "vector")[1], SparseVector)
     values = column(DenseTransformer("vector", "y").transform(rows), "y")
@@ -187,6 +191,7 @@ def test_standardize_subtracts_the_mean_and_divides_by_the_deviation(spark: Spar
     assert column(StandardScaleTransformer(["n"]).transform(df.where("id = 3")), "n_normalized") == [0.0]
 
 
+@pytest.mark.slow
 def test_standardize_refuses_data_without_moments(spark: SparkSession) -> None:
     df = spark.createDataFrame([(0, 1.0, [1.0]), (1, math.nan, [1.0, 2.0])], "id int, n double, a array<double>")
     with pytest.raises(EmptyDataError):
@@ -277,6 +282,7 @@ def test_stages_that_do_not_fit_the_data_are_refused(rows: DataFrame, stage: Any
         stage.transform(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.b` c"])
 def test_names_may_have_dots_backticks_and_spaces(spark: SparkSession, name: str) -> None:
     df = spark.createDataFrame([(1.0,)], "x double").toDF(name)

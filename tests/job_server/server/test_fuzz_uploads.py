@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.cases import examples
 from support.job_server.service import Answer, JobService
 from support.patience import patience
 
@@ -23,7 +24,7 @@ from distkeras.job_server.server.endpoints import PREFIX
 #: Statuses of the answers that refuse a client's request.
 REFUSALS = {400, 401, 404, 405, 409, 413, 415, 422, 431, 501}
 #: One server serves all examples of a test.
-FUZZ = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+FUZZ = settings(examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 UPLOADS = ["/jobs", "/predictions"]
 
 

@@ -103,6 +103,7 @@ def test_memory_does_not_grow_with_the_number_of_commits() -> None:
     assert (traced_memory(8_192) - traced_memory(2_048)) / 6_144 < 5  # bytes per commit
 
 
+@pytest.mark.slow
 def test_large_histories_do_not_stay_in_memory() -> None:
     log = CommitLog()
     tracemalloc.start()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import scaled_down
 from support.ps.saved_tables import SavedTables, add, small_files
 from support.ps.virtual_centers import center_of, commit_of, joined, send
 
@@ -203,7 +204,7 @@ def test_rows_are_those_of_an_independent_count(
 ) -> None:
     """Dead rows are freed never, late, or soon."""
     monkeypatch.setattr(living_tables, "_SEARCHED", searched)
-    for seed in range(4):
+    for seed in range(scaled_down(4)):
         rng = random.Random(seed)
         with small_files(WIDTH):
             both = Both(tmp_path / str(seed), lives)
@@ -318,7 +319,7 @@ def test_places_are_used_again_though_snapshots_are_always_being_written(tmp_pat
         (table,) = saved.center.tables
         assert isinstance(table, LivingTable)
         rng = random.Random(1)
-        for _ in range(40):
+        for _ in range(scaled_down(40)):
             saved.commit(some_rows(rng))
             saved.snapshot(lambda: saved.commit(some_rows(rng)))
             saved.commit(some_rows(rng))

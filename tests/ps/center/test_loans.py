@@ -10,6 +10,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.virtual_centers import commit_of
 
 from distkeras.ps.center.center import Center
@@ -422,7 +423,7 @@ def test_no_commit_goes_beyond_a_cut() -> None:
     lease.require_next(commit_of(sequence=3, first=8, last=9))
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
+@examples(100)
 @hypothesis.given(st.integers(2, 4), st.integers(0, 1 << 32))
 def test_each_mini_batch_is_trained_once_in_every_schedule(workers: int, seed: int) -> None:
     """Workers of different speeds, whose order is drawn; some die, and the server is restarted from older snapshots."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.present import present
 from support.ps.frames import some_commit
 from support.ps.saved_tables import SavedTables, add, small_files
@@ -113,7 +114,7 @@ def test_the_recorded_scale_is_that_of_the_rows_if_the_dense_vector_is_empty() -
     assert center.log.commits()["scale"].tolist() == [1, 0.5, 1]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_many_rows_are_applied_block_by_block(data: st.DataObject) -> None:
     width = data.draw(st.sampled_from([1, BLOCK // 3, BLOCK - 1, BLOCK, BLOCK + 1]))
@@ -332,7 +333,7 @@ def _commit_one(saved: SavedTables, waiting: list[list[int]]) -> None:
 moves = st.lists(st.integers(0, ROWS - 1), max_size=9)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.lists(moves, max_size=3), st.lists(moves, max_size=4)), min_size=1, max_size=6))
 def test_a_snapshot_has_the_rows_at_the_time_it_began(rounds: list[tuple[list[list[int]], list[list[int]]]]) -> None:
     with small_files(WIDTH), TemporaryDirectory() as folder:

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.saved_tables import SavedTables, Taken, small_files
 
 from distkeras.ps.errors import SnapshotError
@@ -106,7 +107,7 @@ def bits(tables: list[Any]) -> list[bytes]:
     return [rows.tobytes() for rows in tables]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(steps=st.lists(STEPS, min_size=1, max_size=40))
 def test_every_snapshot_that_can_be_read_has_the_rows_at_its_clock(steps: list[tuple[str, Any]]) -> None:
     with small_files(width=3), tempfile.TemporaryDirectory() as folder:

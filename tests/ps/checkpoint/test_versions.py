@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.clocks import HandWorld
 from support.ps.watched_files import WatchedFiles
 
@@ -178,7 +179,7 @@ class Scoring:
                 np.testing.assert_array_equal(center, weights(version.number))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(data=st.data())
 def test_a_held_version_can_be_read_in_any_order_of_events(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

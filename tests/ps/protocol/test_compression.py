@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ml_dtypes import bfloat16
+from support.cases import examples
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.protocol.compression import FORMATS, BFloat16, Codec, Int8, codec_of, require_format
@@ -63,7 +64,7 @@ class TestBFloat16:
         vector = [1.0, *ties, -2.5, 0.0, -0.0, math.inf, -math.inf]
         assert encoded(BFloat16(9), vector) == bytes.fromhex(expected)
 
-    @settings(max_examples=40)
+    @examples(40)
     @given(st.one_of(few, several_blocks()))
     def test_error(self, vector: np.ndarray) -> None:
         out = encode_and_decode(BFloat16(vector.size), vector).astype(np.float64)
@@ -72,7 +73,7 @@ class TestBFloat16:
         assert (np.abs(out - exact) <= np.maximum(2.0**-8 * np.abs(exact), 2.0**-134))[inside].all()
         assert np.isinf(out[~inside]).all()
 
-    @settings(max_examples=40)
+    @examples(40)
     @given(st.one_of(few, several_blocks()))
     def test_encoding_equals_the_cast_to_bfloat16(self, vector: np.ndarray) -> None:
         with np.errstate(over="ignore"):
@@ -98,7 +99,7 @@ class TestInt8:
         data = encoded(Int8(BLOCK + 2), [127.0] * BLOCK + [63.5, -1.0])
         assert data == bytes.fromhex("0000803f") + b"\x7f" * BLOCK + bytes.fromhex("0000003f 7f fe")
 
-    @settings(max_examples=40)
+    @examples(40)
     @given(st.one_of(few, several_blocks()))
     @example(np.array([TINY, -TINY], np.float32))
     @example(np.array([100 * TINY, 178 * TINY, 2.0**-126], np.float32))

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.frames import feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
@@ -89,7 +90,7 @@ def test_one_read_may_fill_several_arrays(step: int) -> None:
     assert set(events) <= {None}
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(any_message(), st.lists(st.integers(1, 400), min_size=1, max_size=5))
 def test_a_read_may_end_anywhere(message: Message, sizes: list[int]) -> None:
     reader = Reader(ROOMY)
@@ -115,7 +116,7 @@ def test_a_reader_keeps_no_reference_to_a_message() -> None:
     assert part() is None
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.lists(any_message(), min_size=1, max_size=3), st.sampled_from([None, 1, 7]))
 def test_messages_survive_a_round_trip_in_any_pieces(sent: list[Message], step: int | None) -> None:
     reader = Reader(ROOMY)
@@ -124,7 +125,7 @@ def test_messages_survive_a_round_trip_in_any_pieces(sent: list[Message], step: 
     assert all(map(same_message, sent, events))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(any_message(), st.integers(0, 200))
 def test_a_whole_frame_is_decoded_and_a_truncated_one_is_refused(message: Message, less: int) -> None:
     frame = joined(encode(message))
@@ -134,7 +135,7 @@ def test_a_whole_frame_is_decoded_and_a_truncated_one_is_refused(message: Messag
             decode(other)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.binary(max_size=200))
 def test_garbage_gives_a_protocol_error_or_waits_for_more(data: bytes) -> None:
     reader = Reader(Limits(body=1000))
@@ -142,7 +143,7 @@ def test_garbage_gives_a_protocol_error_or_waits_for_more(data: bytes) -> None:
         feed(reader, data)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(any_message(), st.data())
 def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Message, data: st.DataObject) -> None:
     frame = bytearray(joined(encode(message)))
@@ -153,7 +154,7 @@ def test_a_damaged_frame_gives_a_protocol_error_a_message_or_waits(message: Mess
         feed(reader, bytes(frame))
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(any_message(), st.data())
 def test_the_cache_of_checked_tables_changes_no_result(message: Message, data: st.DataObject) -> None:
     """After a sound table, one that differs in its counts, bytes or body has the result that it has without a cache."""

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.frames import shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
@@ -122,13 +123,13 @@ STEPS = st.sampled_from([10**6, 1, 3, 17])
 
 @pytest.mark.parametrize("known", [False, True], ids=["stranger", "peer"])
 @pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
-@settings(max_examples=100)
+@examples(100)
 @given(data=INPUTS, step=STEPS)
 def test_garbage_is_refused(server: bool, known: bool, data: bytes, step: int) -> None:
     EndUnderTest(server=server, known=known).feed(data, step)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 123), st.integers(1, 255)), min_size=1, max_size=3))
 def test_a_damaged_answer_does_not_authenticate_a_client(damages: list[tuple[int, int]]) -> None:
     server, client = (Connection(server=role, key=KEY) for role in (True, False))

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.frames import deliver, feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
@@ -65,7 +66,7 @@ def test_frames_arrive_as_they_were_sent(message: Message) -> None:
 COVERED = [Ack(1, 2, 3, 4), Pull(0, 1, 1), Fault(0, "text"), some_commit(np.ones(5, np.float32), history=HISTORY)]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.sampled_from(COVERED), st.data())
 def test_a_frame_with_a_changed_byte_is_not_accepted(message: Message, data: st.DataObject) -> None:
     client, server = pair()

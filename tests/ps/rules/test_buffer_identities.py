@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.toy_model import ToyJob
 from support.ps.transcriptions import Problem
 from support.ps.virtual_centers import ETA, N, assert_close, at_barriers, centers, rounds, schedules
@@ -17,7 +18,7 @@ from distkeras.ps.rules.base import Context
 from distkeras.ps.rules.outer import age
 
 sizes = st.sampled_from([1, 2, 5])
-fast = settings(max_examples=20, deadline=None)
+fast = examples(20)
 
 
 @fast

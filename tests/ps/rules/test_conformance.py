@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.present import present
 from support.ps.toy_model import ToyJob
 
@@ -41,7 +42,7 @@ def run(toy: ToyJob) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(block=st.integers(1, 9))
 def test_chunked_application_equals_whole_application_to_the_bit(name: str, block: int) -> None:
     np.testing.assert_array_equal(run(job(name, block=block)), run(job(name)))

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.present import present
 from support.ps.daso_runs import ETA, FLAT, assert_close, blocking, cycling, run_daso, run_without_gradients
 from support.ps.daso_simulator import simulate_daso, through_bfloat16
@@ -43,7 +44,7 @@ def plan_of(daso: Daso, losses: list[float], epochs: int, batches: int) -> list[
     return plan
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     nodes=st.integers(1, 4),
     devices=st.integers(1, 3),

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.present import present
 from support.ps.toy_model import ToyJob
 
@@ -40,7 +41,7 @@ def sgd(values: np.ndarray, steps: int | None = None, start: list[float] = START
 
 
 schedules = st.lists(st.integers(0, 2), min_size=1, max_size=12)
-fast = settings(max_examples=40, deadline=None)
+fast = examples(40)
 
 
 def run_both(first: Rule, second: Rule, schedule: list[int], **options: Any) -> tuple[np.ndarray, np.ndarray]:

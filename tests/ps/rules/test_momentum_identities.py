@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.present import present
 from support.ps.toy_model import ToyJob
 from support.ps.transcriptions import Problem
@@ -22,7 +23,7 @@ ROUND_ROBIN = [*range(N)] * 8
 
 schedules = st.lists(st.integers(0, N - 1), min_size=1, max_size=20)
 rounds = st.lists(st.permutations(range(N)), min_size=1, max_size=6).map(lambda orders: np.ravel(orders).tolist())
-fast = settings(max_examples=20, deadline=None)
+fast = examples(20)
 
 
 def centers(

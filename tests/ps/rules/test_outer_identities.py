@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.present import present
 from support.ps.toy_model import ToyJob
 from support.ps.transcriptions import Problem
@@ -32,7 +33,7 @@ from distkeras.ps.rules import center_rules, make
 
 MOVES = np.array([-0.2, 0.1, 0.4])
 
-fast = settings(max_examples=20, deadline=None)
+fast = examples(20)
 
 
 def constant_moves(name: str, moves: int, n: int = 1, **hyper: Any) -> tuple[np.ndarray, ToyJob]:

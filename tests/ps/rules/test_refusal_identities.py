@@ -7,8 +7,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.present import present
 from support.ps import virtual_centers
 from support.ps.toy_model import ToyJob
@@ -19,7 +20,7 @@ from distkeras.ps.rules import make
 
 limits = st.sampled_from([1, 2, 4])
 patiences = st.sampled_from([0, 1, 2, None])
-fast = settings(max_examples=25, deadline=None)
+fast = examples(25)
 #: A window that is computed again has the same mini-batches: gradients depend on the mini-batch's number.
 run, centers = partial(virtual_centers.run, numbered=True), partial(virtual_centers.centers, numbered=True)
 

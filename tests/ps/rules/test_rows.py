@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.toy_model import ToyReplica
 from support.ps.toy_tables import TableBatch, TableJob, ToyTables
 
@@ -55,7 +56,7 @@ NUMBERS = st.floats(-1e6, 1e6, width=32)
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_a_payload_of_zero_does_not_change_an_element(name: str, data: st.DataObject) -> None:
     rule = data.draw(drawn_rule(name))
@@ -84,7 +85,7 @@ def test_a_payload_of_zero_does_not_change_an_element(name: str, data: st.DataOb
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(data=st.data())
 def test_an_element_that_has_not_moved_has_a_payload_of_zero(name: str, data: st.DataObject) -> None:
     rule = data.draw(drawn_rule(name))
@@ -140,7 +141,7 @@ def drawn_batches(
 
 
 @pytest.mark.parametrize("name", BY_ROWS)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_an_exchange_by_rows_equals_the_dense_one_to_the_bit(name: str, data: st.DataObject) -> None:
     rule, model, batches = data.draw(table_jobs(name))

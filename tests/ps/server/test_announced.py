@@ -237,6 +237,7 @@ def test_a_suspended_owner_is_replaced_and_ends_when_it_resumes(tmp_path: Path) 
         assert owner.returned() == ServedToTheEnd()
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_a_suspended_owner_continues_with_its_successor(tmp_path: Path) -> None:
     place = tmp_path / "place"
     with AnnouncedServer(tmp_path / "owner", request(place), CENTER) as owner:
@@ -252,6 +253,7 @@ def test_a_worker_that_waits_for_a_suspended_owner_continues_with_its_successor(
         assert other.returned() is None
 
 
+@pytest.mark.slow
 def test_a_standby_does_not_wait_for_an_owner_that_the_driver_has_given_up(tmp_path: Path) -> None:
     place = tmp_path / "place"
     patient = request(place, standstill=patience(300))
@@ -291,6 +293,7 @@ def test_a_newer_driver_takes_the_job_from_the_owner_and_from_its_standby(
     assert newer.returned() is None
 
 
+@pytest.mark.slow
 def test_a_resumed_job_with_more_epochs_keeps_them_when_its_first_attempt_dies(tmp_path: Path) -> None:
     """The first attempt dies before it has saved anything, so the next attempt finds the shorter job's snapshots."""
     place = tmp_path / "place"

@@ -85,6 +85,7 @@ def train_both(stream: Stream, number: int) -> None:
         train(stream.process.address, worker, number)
 
 
+@pytest.mark.slow
 def test_the_commits_of_every_ended_micro_batch_are_in_a_snapshot(tmp_path: Path) -> None:
     with streaming(tmp_path) as stream:
         for number in range(3):

@@ -206,7 +206,7 @@ def test_a_scratch_file_has_its_size_and_no_name(monkeypatch: pytest.MonkeyPatch
     assert (array.size, int(array.sum()), list(tmp_path.iterdir())) == (70_000, 210_000, [])
 
 
-@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("same", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_snapshot_of_a_killed_server_contains_the_state(
     tmp_path: Path, same: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

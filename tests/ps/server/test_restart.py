@@ -103,8 +103,10 @@ def gated(gate: threading.Event, due: Callable[[float], bool]) -> Callable[..., 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((rule, {}) for rule in ("dana_zero", "ssgd")),
-        *(pytest.param(rule, {}, marks=pytest.mark.slow) for rule in ("downpour", "aeasgd", "ormo", "easgd")),
+        *(
+            pytest.param(rule, {}, marks=pytest.mark.slow)
+            for rule in ("dana_zero", "ssgd", "downpour", "aeasgd", "ormo", "easgd")
+        ),
         *(pytest.param(rule, {"overlap": True}, marks=pytest.mark.slow) for rule in ("downpour", "asgd")),
         # bfloat16 represents the whole numbers up to 256 exactly.
         pytest.param("downpour", {"wire_format": "bfloat16"}, marks=pytest.mark.slow),
@@ -261,6 +263,7 @@ class TestResume:
             check_exact(job, epochs=2)
             assert set(job.commits()["incarnation"]) == {1, 2}
 
+    @pytest.mark.slow
     def test_a_job_with_another_number_of_workers_resumes_with_the_first_epoch_that_has_not_ended(
         self, tmp_path: Path
     ) -> None:
@@ -277,6 +280,7 @@ class TestResume:
                 new = batches_in(commits[clock:][commits[clock:]["worker"] == worker])
                 assert new == [(1, batch) for batch in range(len(VALUES))]
 
+    @pytest.mark.slow
     def test_a_resumed_job_with_more_epochs_trains_them(self, tmp_path: Path) -> None:
         with Job(tmp_path, make("dana_zero"), eta=0.1) as job:
             for worker in range(2):
@@ -324,6 +328,7 @@ class TestResume:
             job.join()
             assert job.batches_of(0) == [(epoch, batch) for epoch in range(2) for batch in range(len(VALUES))]
 
+    @pytest.mark.slow
     def test_snapshots_of_another_job_are_refused(self, tmp_path: Path) -> None:
         with Job(tmp_path, job={"batch_size": 4}):
             at_snapshot(tmp_path)

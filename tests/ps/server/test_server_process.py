@@ -122,6 +122,7 @@ class TestProcess:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
+    @pytest.mark.slow
     def test_a_server_process_outlives_a_forked_child_that_closes_its_copy(self) -> None:
         with ServerProcess(ServerSettings(make("downpour"), workers=1)) as process:
             child = os.fork()
@@ -134,7 +135,11 @@ class TestProcess:
             driver.close()
             assert process.alive()
 
-    @pytest.mark.parametrize("path", [None, "", ":"], ids=["", "empty path", "path with an empty entry"])
+    @pytest.mark.parametrize(
+        "path",
+        [None, pytest.param("", marks=pytest.mark.slow), ":"],
+        ids=["", "empty path", "path with an empty entry"],
+    )
     def test_a_server_process_imports_nothing_from_the_current_directory(
         self, path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

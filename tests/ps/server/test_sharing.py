@@ -117,6 +117,7 @@ def test_an_encrypted_connection_shares_memory_too() -> None:
             assert set(commit(client, 0)) == {1.0}
 
 
+@pytest.mark.slow
 def test_a_new_connection_has_shared_memory_of_its_own(pieces: Callable[[int], int]) -> None:
     """A payload that was written for the lost connection and not answered is sent again, and counts once."""
     with (
@@ -222,7 +223,7 @@ for number in range(2):
 """
 
 
-@pytest.mark.parametrize(("when", "applied"), [("half", {1}), ("sent", {2})])
+@pytest.mark.parametrize(("when", "applied"), [("half", {1}), pytest.param("sent", {2}, marks=pytest.mark.slow)])
 def test_the_successor_of_a_killed_worker_continues_exactly(
     when: str, applied: set[int], pieces: Callable[[int], int]
 ) -> None:

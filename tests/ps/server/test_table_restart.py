@@ -110,7 +110,8 @@ def test_a_killed_server_continues_with_the_rows_of_its_snapshot(tmp_path: Path)
         assert job.batches_of(0) == [(0, batch) for batch in range(BATCHES)]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_another_driver_continues_with_the_saved_rows(tmp_path: Path, workers: int) -> None:
     """The number of workers is the same or another one."""
     with Job(tmp_path, workers=2) as job:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
+from support.cases import rest_slow
 from support.patience import PATIENT, patience
 from support.present import present
 from support.ps.frames import some_commit
@@ -236,7 +237,9 @@ SERVER_RATES = {"fadas": {"server_rate": 0.1}, "fedopt": {"server_rate": 0.5}}
 
 
 @pytest.mark.parametrize("wire_format", FORMATS)
-@pytest.mark.parametrize("name", [name for name in center_rules() if not make(name).traits.keeps_replica])
+@pytest.mark.parametrize(
+    "name", rest_slow((name for name in center_rules() if not make(name).traits.keeps_replica), "downpour", "dana_zero")
+)
 def test_every_rule_without_replica_trains_or_refuses_the_format(name: str, wire_format: str) -> None:
     rule = make(name, **SERVER_RATES.get(name, {}))
     with Running(rule, size=33, start=np.linspace(-1, 1, 33), eta=0.02) as running:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.ps.divided_center import SMALL_BLOCK, DividedCenter, commit_for
 
 from distkeras.ps.rules import Rule, center_rules, make
@@ -127,7 +128,7 @@ drawn_actions = st.lists(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     actions=drawn_actions,
     workers=st.integers(1, 4),

@@ -15,8 +15,9 @@ from unittest import mock
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.patience import PATIENT, patience, until
 from support.present import present
 from support.ps.divided_center import DividedCenter, commit_for
@@ -239,7 +240,7 @@ def parts_of(reports: list[PartSaved]) -> list[PartFile]:
 ACTIONS = st.lists(st.sampled_from(["0", "0", "1", "1", "wait", "remove", "changes"]), max_size=12)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(12)
 @given(
     batches=st.lists(st.lists(ACTIONS, min_size=1, max_size=5), min_size=2, max_size=2),
     shards=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
@@ -407,7 +408,8 @@ def settings_of(folder: Path, shards: int, tables: tuple[TableShape, ...] = SERV
     return ServerSettings(RULE, workers=1, deadlines=PATIENT, checkpoint=checkpoint, tables=tables, shards=shards)
 
 
-@pytest.mark.parametrize("victim", ["sequencer", "shard"])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [pytest.param("sequencer", marks=pytest.mark.slow), "shard"])
 def test_a_killed_process_loses_no_row(victim: str, tmp_path: Path) -> None:
     with Job(tmp_path, 2) as job:
         job.limit = 20
@@ -424,6 +426,7 @@ def test_a_killed_process_loses_no_row(victim: str, tmp_path: Path) -> None:
         assert job.batches_of(0) == [(0, batch) for batch in range(BATCHES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 2)])
 def test_saved_rows_are_continued_by_another_number_of_shards(before: int, after: int, tmp_path: Path) -> None:
     with Job(tmp_path, before) as job:

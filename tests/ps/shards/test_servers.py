@@ -77,7 +77,7 @@ def trained(server: Any, rule: Any, *, workers: int, order: list[int], **options
 
 
 @pytest.mark.parametrize("name", ["downpour", "dynsgd", "dc_asgd", "asgdm", "adag", "aeasgd", "mla", "fedbuff"])
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_equal_to_one_server(name: str, shards: int) -> None:
     rule = make(name, window=2) if not make(name).traits.gradient else make(name)
     start = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)

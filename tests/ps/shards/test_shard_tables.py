@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import examples
 from support.patience import PATIENT, until
 from support.present import present
 from support.ps.divided_center import DividedCenter, commit_for
@@ -176,7 +177,7 @@ drawn_actions = st.lists(
 
 
 @pytest.mark.parametrize("rule", [*RULES, make("ringmaster", threshold=1, patience=None)], ids=str)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     actions=drawn_actions,
     workers=st.integers(1, 4),

@@ -96,7 +96,13 @@ def driver_of(process: ServerProcess) -> DriverClient:
 
 
 @pytest.mark.parametrize(
-    "victim", ["sequencer", "shard 0", "shard 1", pytest.param("stopped shard", marks=pytest.mark.slow)]
+    "victim",
+    [
+        "sequencer",
+        pytest.param("shard 0", marks=pytest.mark.slow),
+        pytest.param("shard 1", marks=pytest.mark.slow),
+        pytest.param("stopped shard", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_process_loses_nothing(victim: str, tmp_path: Path) -> None:
     with contextlib.closing(started(tmp_path, 2)) as process:
@@ -151,6 +157,7 @@ def test_the_processes_end_with_their_driver(tmp_path: Path) -> None:
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
+@pytest.mark.slow
 def test_an_error_of_a_shard_ends_the_job_which_is_then_read_there(tmp_path: Path) -> None:
     """The error is found in one slice, and it is not taken for the loss of a process."""
     with contextlib.closing(started(tmp_path, 2)) as process:
@@ -174,6 +181,7 @@ def test_an_error_of_a_shard_ends_the_job_which_is_then_read_there(tmp_path: Pat
         driver.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_before_the_publication_waits_for_it(tmp_path: Path) -> None:
     with contextlib.closing(started(tmp_path, 2)) as process:
         reader, driver = driver_of(process), driver_of(process)
@@ -188,6 +196,7 @@ def test_a_client_that_reads_before_the_publication_waits_for_it(tmp_path: Path)
         driver.close()
 
 
+@pytest.mark.slow
 def test_a_sequencer_that_receives_sigterm_saves_all_commits(tmp_path: Path) -> None:
     """So does a system that ends all processes of a service, the shards included."""
     with contextlib.closing(started(tmp_path, 2)) as process:
@@ -206,7 +215,10 @@ def test_a_sequencer_that_receives_sigterm_saves_all_commits(tmp_path: Path) -> 
         assert process.resumed.clock == clock
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param(1, 3, marks=pytest.mark.slow), (2, 1), pytest.param(3, 2, marks=pytest.mark.slow)],
+)
 def test_a_checkpoint_is_continued_by_another_number_of_shards(before: int, after: int, tmp_path: Path) -> None:
     start = np.zeros(SIZE, np.float32)
     with contextlib.closing(started(tmp_path, before)) as process:

@@ -9,6 +9,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from support.cases import examples
 
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make
@@ -43,7 +44,7 @@ def train(
     return trace, computed
 
 
-@hypothesis.settings(max_examples=60)
+@examples(60)
 @hypothesis.given(
     st.lists(st.integers(0, 120), min_size=1, max_size=5), st.integers(0, 2), st.integers(1, 7), st.integers(0, 99)
 )

@@ -175,7 +175,9 @@ def run_with(change: Callable[[list[Member]], None]) -> None:
         assert_as_without_a_death(running.driver, last)
 
 
-@pytest.mark.parametrize("step", range(EPOCHS * BATCHES))
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=[pytest.mark.slow] * (step % 3 > 0)) for step in range(EPOCHS * BATCHES)]
+)
 def test_a_death_within_a_step_changes_no_number(step: int) -> None:
     """The steps cover each phase; in the cycling phase, an exchange is in flight."""
 
@@ -185,7 +187,9 @@ def test_a_death_within_a_step_changes_no_number(step: int) -> None:
     run_with(change)
 
 
-@pytest.mark.parametrize("number", range(REQUESTS))
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=[pytest.mark.slow] * (number % 3 > 0)) for number in range(REQUESTS)]
+)
 def test_a_death_between_two_requests_changes_no_number(number: int) -> None:
     """The deaths are before and after a pull, a state and a commit."""
 
@@ -343,6 +347,7 @@ def test_members_continue_from_the_snapshot_of_a_killed_server(tmp_path: Path, e
         assert_as_without_a_death(job.driver, last)
 
 
+@pytest.mark.slow
 def test_a_job_continues_after_the_death_of_all_its_processes(tmp_path: Path) -> None:
     with job_in(tmp_path, every=1) as job:
         members = members_of(job.process.address, DASO, WORKERS, EPOCHS, BATCHES)
