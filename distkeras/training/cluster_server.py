@@ -81,6 +81,8 @@ class ClusterServer:
         #: A task that searches for the server, when it was sent, and whether the server was restarted.
         self._search: SparkAction | None = None
         self._searched_at, self._restarting = 0.0, False
+        #: Whether the server answered the latest search, and has not announced itself: it waits for its shards.
+        self._starting = False
         self._limit = RestartLimit()
         #: The number of restarts by the driver.
         self.restarts = 0
@@ -115,9 +117,24 @@ class ClusterServer:
     def _start(self) -> Started:
         """Run the server, and return its report once a task has found it."""
         self._run_task()
+        began = time.monotonic()
+        while True:
+            row = self._search_at_start()
+            if isinstance(row, Started):
+                return row
+            if not row["error"]:
+                return started_from_json(json.loads(row["place"])["report"])
+            waited = time.monotonic() - began
+            if not row["starting"] or waited >= self._deadlines.rows:
+                raise DeadlineError(
+                    f"waited {waited:.0f} s for the parameter server, which needs {self._slots} in addition to that of "
+                    f"the task that connects to it; on host {row['host']}: {row['error']}"
+                )
+
+    def _search_at_start(self) -> Any:
+        """Return the row of a task that has looked for the server, or the report of a server that has ended."""
         # Only one task: several could take the slot that the server needs, and wait for the server.
-        patience = self._start_timeout
-        search_action = self._search_for(patience)
+        search_action = self._search_for(self._start_timeout)
         try:
             if not self._wait_for_either(search_action):
                 raise DeadlineError(
@@ -128,15 +145,9 @@ class ClusterServer:
                 raise self._error_of_shards()
             if self._server.ended():
                 return self._require_served(self._collect_report(self._server))
-            row = search_action.rows()[0]
+            return search_action.rows()[0]
         finally:
             search_action.cancel(_CANCEL)
-        if row["error"]:
-            raise DeadlineError(
-                f"waited {patience:g} s for the parameter server, which needs {self._slots} in addition to that of the "
-                f"task that connects to it; on host {row['host']}: {row['error']}"
-            )
-        return started_from_json(json.loads(row["place"])["report"])
 
     def _run_task(self) -> None:
         one_row, task = self._session.range(0, 1, 1, 1), self._task
@@ -158,8 +169,11 @@ class ClusterServer:
 
     @property
     def _start_timeout(self) -> float:
-        """Seconds in which a started server must be found: Spark may have to schedule it on another executor."""
-        return self._deadlines.publish + self._deadlines.standstill
+        """Seconds in which a started server must be found: Spark may have to schedule it on another executor.
+
+        One that waits for its shards has as long as it waits for them.
+        """
+        return self._deadlines.rows if self._starting else self._deadlines.publish + self._deadlines.standstill
 
     def _search_for(self, seconds: float) -> SparkAction:
         return search(self._session, Search(self.address, self._deadlines, seconds), 1)
@@ -185,7 +199,8 @@ class ClusterServer:
         A server that accepts connections is reached. If it does not answer, it is suspended; `watch` sees to that.
         """
         asked = min(self._task.request.settings.workers, _PROBES_MAX)
-        search_action = search(self._session, Search(self.address, self._deadlines, self._deadlines.connect), asked)
+        task = Search(self.address, self._deadlines, self._deadlines.connect, shards=bool(self._shards))
+        search_action = search(self._session, task, asked)
         try:
             if not search_action.ended(self._deadlines.rows):
                 raise DeadlineError(
@@ -195,8 +210,8 @@ class ClusterServer:
             for row in search_action.rows():
                 if row["error"] and not row["unanswered"]:
                     raise ConfigurationError(
-                        "every executor must reach the parameter server, and `checkpoint`, which has the server's "
-                        "address (a folder on one machine is not enough). "
+                        "every executor must reach the parameter server, its shards, and `checkpoint`, which has the "
+                        "server's address (a folder on one machine is not enough). "
                         f"Received: on host {row['host']}, {row['error']}"
                     )
         finally:
@@ -333,7 +348,7 @@ class ClusterServer:
         except Exception as error:  # noqa: BLE001 - an error of Spark says nothing about the server
             log.warning("a task that looks for the parameter server has failed: %s", headline(str(error)))
             return
-        place = json.loads(row["place"]) if row["place"] else None
+        place, self._starting = json.loads(row["place"]) if row["place"] else None, row["starting"]
         if place is not None and not row["error"]:
             self.record_activity()
             if self._restarting:

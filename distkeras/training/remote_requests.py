@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from distkeras.data.schema import map_in_arrow
-from distkeras.ps.checkpoint.ownership import AnnouncedAddress, find, owner_of
+from distkeras.ps.checkpoint.ownership import AnnouncedAddress, Owner, find, owner_of
 from distkeras.ps.errors import (
     AuthenticationError,
     DeadlineError,
@@ -30,9 +30,10 @@ from distkeras.ps.errors import (
 )
 from distkeras.ps.protocol.framing import decode, encode
 from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows, error_of, fault_of
+from distkeras.ps.protocol.shard_messages import ListShards, Shards
 from distkeras.ps.server.start_report import started_from_json
 from distkeras.ps.shards.spread_driver import WholeDriverClient
-from distkeras.ps.transport.client import Address, Client
+from distkeras.ps.transport.client import Address, Client, client_context, dial
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
@@ -52,7 +53,7 @@ _POLL_SECONDS = 1.0
 #: Seconds for a canceled job to end.
 _CANCEL_SECONDS = 60.0
 _PIECES = "answer long, lost boolean, part long, data binary"
-_FOUND = "host string, incarnation long, place string, error string, unanswered boolean"
+_FOUND = "host string, incarnation long, place string, error string, unanswered boolean, starting boolean"
 _UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 _R = TypeVar("_R")
 
@@ -129,11 +130,15 @@ class RemoteRequest:
 
 @dataclass(frozen=True)
 class Search:
-    """Searches for the server from an executor, for ``timeout`` seconds; it also reports one that does not answer."""
+    """Searches for the server from an executor, for ``timeout`` seconds; it also reports one that does not answer.
+
+    With ``shards``, each shard must accept a connection, too.
+    """
 
     address: AnnouncedAddress
     deadlines: Deadlines
     timeout: float
+    shards: bool = False
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row of what `look` returns, with the host; the function for ``mapInArrow``."""
@@ -144,9 +149,10 @@ class Search:
         """Return the server's announcement (``place``, JSON), or the ``error`` why it is not found.
 
         ``incarnation`` is at least that of the server that owns the checkpoint, 0 if that is unknown. ``unanswered``: a
-        connection was made, and not answered, as by a suspended process.
+        connection was made, and not answered, as by a suspended process. ``starting``: the owner answers, and has not
+        announced itself yet, as one that waits for its shards.
         """
-        incarnation, place, error, unanswered = 0, "", "", False
+        incarnation, place, error, unanswered, starting = 0, "", "", False, False
         try:
             incarnation, announced = _retry_unreachable(lambda: self._find(world), self.timeout, world)
             place = json.dumps(announced)
@@ -157,19 +163,44 @@ class Search:
                 owner = owner_of(self.address.uri, world)
                 incarnation = 0 if owner is None else owner.claim.incarnation
                 place = "" if owner is None or owner.announced is None else json.dumps(owner.announced)
-        return {"incarnation": incarnation, "place": place, "error": error, "unanswered": unanswered}
+                starting = owner is not None and owner.announced is None and self._answers(owner, world)
+        return {
+            "incarnation": incarnation,
+            "place": place,
+            "error": error,
+            "unanswered": unanswered,
+            "starting": starting,
+        }
+
+    def _answers(self, owner: Owner, world: World) -> bool:
+        if owner.address is None:
+            return False
+        host, port = owner.address
+        client = DriverClient(Address(host, port, self.address.key, self.address.certificate), self.deadlines, world)
+        try:
+            client.ping()
+        except DistkerasError:
+            return client.channel is not None  # the error is the owner's answer
+        else:
+            return True
+        finally:
+            client.close()
 
     def _find(self, world: World) -> tuple[int, dict[str, Any]]:
         place = find(self.address.uri, world)
         client = DriverClient(self.address, self.deadlines, world)
         try:
             client.ping()
+            places = client.request(ListShards(), Shards, self.deadlines.handshake).places if self.shards else ""
         except DistkerasError as error:
             if client.lost(error) or client.channel is None:
                 raise
-            # It is found: it answered with the reason why the job has failed.
+            places = ""  # it is found: it answered with the reason why the job has failed
         finally:
             client.close()
+        context = client_context(self.address.certificate) if self.address.certificate else None
+        for host, port in map(str.split, places.splitlines()):
+            dial((host, int(port)), self.address.key, self.deadlines, context=context, world=world).close()
         return started_from_json(place["report"]).incarnation, place
 
 

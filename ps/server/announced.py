@@ -58,13 +58,13 @@ _RETRY_SECONDS = 1.0
 #: How often a job's first server claims the checkpoint, if another job claims it at the same moment.
 _STARTS = 3
 #: Seconds from the driver's goodbye to the owner's end, in which it takes a last snapshot.
-_END_SAVING = 120.0
+END_SAVING = 120.0
 #: Seconds for which a server that lost the checkpoint to another job still answers its peers with that error.
 _REFUSE_SECONDS = 10.0
 #: Seconds between two checks of an idle server's state and of the time.
 _POLL_SECONDS = 1.0
 #: The key and the values of the state in an announcement; it has none while its server serves.
-_STATE, _ENDING, _ENDED = "state", "ending", "ended"
+_STATE, ENDING, ENDED = "state", "ending", "ended"
 
 
 class _Sign(enum.Enum):
@@ -114,7 +114,7 @@ class Standby:
                     text = "the server with claim %s has not answered for %.0f s, and is replaced"
                     report(log, "standstill", text, owner.claim, silence)
                     return True
-            elif state_of(owner) == _ENDED or self._world.monotonic() - self._active_at >= _END_SAVING:
+            elif state_of(owner) == ENDED or self._world.monotonic() - self._active_at >= END_SAVING:
                 return False
             self._world.sleep(_RETRY_SECONDS)
 
@@ -302,14 +302,14 @@ def _serve(
         finally:
             driver.close()
         server.announce(place)
-        _serve_until_over(server, ending, world, check)
+        _serve_until_over(server, ending, world, check, kind)
         if server.superseded:
             return False
         # Before the port is closed, so that a standby does not conclude that this server has died.
-        _announce_end(server, place | {_STATE: _ENDING})
+        _announce_end(server, place | {_STATE: ENDING})
     if server.superseded:
         return False
-    _announce_end(server, place | {_STATE: _ENDED})
+    _announce_end(server, place | {_STATE: ENDED})
     return True
 
 
@@ -320,7 +320,11 @@ def require_to_stay(ending: Callable[[], bool]) -> None:
 
 
 def _serve_until_over(
-    server: ParameterServer, ending: Callable[[], bool], world: World, check: Callable[[], None]
+    server: ParameterServer,
+    ending: Callable[[], bool],
+    world: World,
+    check: Callable[[], None],
+    kind: ServerKind,
 ) -> None:
     """Return when the driver has said goodbye, or another attempt owns the checkpoint."""
     asked, lost_at = world.monotonic(), math.inf
@@ -330,11 +334,11 @@ def _serve_until_over(
         fault = server.fault
         if fault is not None and ERRORS[fault.code] is OwnershipLostError:
             lost_at = min(lost_at, world.monotonic())
-            if not server.sessions or world.monotonic() - lost_at >= _REFUSE_SECONDS:
+            if not kind.has_clients(server) or world.monotonic() - lost_at >= _REFUSE_SECONDS:
                 raise OwnershipLostError(fault.message)
         if server.corrupt:
             raise ServerLostError("the center of this server is corrupt; another one starts from the latest snapshot")
-        if server.sessions:
+        if kind.has_clients(server):
             asked = world.monotonic()
         elif world.monotonic() - asked > server.deadlines.silence:
             raise DeadlineError(f"waited {server.deadlines.silence:g} s for a request to the server")

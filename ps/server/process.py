@@ -157,6 +157,10 @@ class ServerKind:
         """
         return contextlib.nullcontext(lambda: None)
 
+    def has_clients(self, server: ParameterServer) -> bool:
+        """Return whether the driver or a worker is connected."""
+        return bool(server.sessions)
+
 
 def build_server(
     request: StartRequest,

@@ -39,17 +39,16 @@ _SUSPENDED = 5.0
 
 
 class Divided(ServerKind):
-    """A sequencer, and the name of the snapshot that it has restored; ``mode``: that of its request."""
+    """A sequencer, whose shards restore what it has restored; ``mode``: that of its request."""
 
     reads_parts = False
 
     def __init__(self, mode: StartMode) -> None:
         self._mode = mode
-        self.restored: str = ""
+        #: The number of elements of the center that was made last.
         self._size = 0
 
     def make_center(self, settings: ServerSettings, saved: Saved, incarnation: int, world: World) -> Center:
-        self.restored = saved.name
         arrays = saved.state.arrays
         self._size = max((part.stop for part in saved.parts), default=arrays["center"].size)
         make = partial(SequencingCenter, shards=settings.shards, shapes=settings.tables)
@@ -67,13 +66,14 @@ class Divided(ServerKind):
         restored: tuple[Center, Saved] | None,
         world: World,
     ) -> Answering:
+        snapshot, size = ("", 0) if restored is None else (restored[1].name, self._size)
         dispatcher = SequencerDispatcher(
-            settings, incarnation=incarnation, snapshots=snapshots, restored=restored, size=self._size, world=world
+            settings, incarnation=incarnation, snapshots=snapshots, restored=restored, size=size, world=world
         )
         claim = "" if snapshots is None else str(snapshots.claim)
         mode, own = self._mode, dispatcher.restored_own
         same_attempts, epochs = own or mode.same_attempts, None if own else mode.epochs
-        dispatcher.role = ShardRole(0, "", 0, incarnation, claim, self.restored, same_attempts, epochs)
+        dispatcher.role = ShardRole(0, "", 0, incarnation, claim, snapshot, same_attempts, epochs)
         return dispatcher
 
 

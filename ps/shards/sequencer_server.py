@@ -6,7 +6,7 @@ decision is a ticket, and the reply to the worker names the ticket at which the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -101,6 +101,8 @@ class SequencerDispatcher(Dispatcher):
         self.asked_at: dict[int, float] = {}
         #: The processes that have asked to be a shard.
         self.roles = Roles()
+        #: The sessions of shards, and of processes that have asked to be one; the job's lock guards it.
+        self._of_shards = set[Peer]()
         #: When `lose_silent_shards` was called last.
         self._looked_at = world.monotonic()
         super().__init__(
@@ -185,9 +187,15 @@ class SequencerDispatcher(Dispatcher):
             self._size = message.size
         return self._acknowledge()
 
+    def has_clients(self, sessions: Sequence[Peer]) -> bool:
+        """Return whether one of ``sessions`` is the driver's or a worker's, and not a shard's."""
+        with self.changed:
+            return any(session not in self._of_shards for session in sessions)
+
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended; the end of a shard's is the loss of that shard."""
         with self.changed:
+            self._of_shards.discard(peer)
             shard = self.roles.leave(peer)
             if shard is not None:
                 self.asked_at.pop(shard, None)
@@ -227,7 +235,8 @@ class SequencerDispatcher(Dispatcher):
     def _on_ask_role(self, peer: Peer, message: AskRole) -> Message:
         self._require_number(message.shard)
         with self.changed:
-            if self.roles.holder(message.shard) != message.process:
+            self._of_shards.add(peer)
+            if self.changed.closing or self.roles.holder(message.shard) != message.process:
                 self.changed.require_running()
             if not self.roles.ask(message, peer):
                 return self._acknowledge()
@@ -239,6 +248,7 @@ class SequencerDispatcher(Dispatcher):
     def _on_register(self, peer: Peer, message: RegisterShard) -> Message:
         self._require_own(message)
         with self.changed:
+            self._of_shards.add(peer)
             self._require_number(message.shard)
             place = message.host, message.port
             if self._places.setdefault(message.shard, place) != place:
@@ -292,6 +302,7 @@ class SequencerDispatcher(Dispatcher):
             )
         deadline = self._world.monotonic() + min(message.patience, _PATIENCE_MOST)
         with self.changed:
+            self._of_shards.add(peer)
             self._counts[message.shard] = message.counts.reshape(-1, 4)
             while True:
                 self.asked_at[message.shard] = self._world.monotonic()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from distkeras.ps.checkpoint.ownership import Claim, Owner, owner_of
 from distkeras.ps.errors import DeadlineError, DistkerasError, LocalProtocolError, ServerLostError, SnapshotError
 from distkeras.ps.protocol.messages import Ack
 from distkeras.ps.protocol.shard_messages import AskRole, Role
-from distkeras.ps.server.announced import require_to_stay, state_of
+from distkeras.ps.server.announced import END_SAVING, ENDED, ENDING, require_to_stay, state_of
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.shard_role import ShardRole
@@ -69,6 +70,10 @@ class DividedAmongTasks(Divided):
             if server.over:
                 dispatcher.dismiss_shards(_END)
 
+    def has_clients(self, server: ParameterServer) -> bool:
+        assert isinstance(server.dispatcher, SequencerDispatcher)
+        return server.dispatcher.has_clients(server.sessions)
+
 
 class ShardTask:
     """A process that is shard number ``shard`` of one sequencer of a job after the other, or waits as its standby.
@@ -100,17 +105,20 @@ class ShardTask:
         """Return once the job has ended.
 
         Raises:
-            ServerLostError: this process must end, the driver has died, or the snapshot cannot be restored.
+            ServerLostError: this process must end, or the driver has died.
             DeadlineError: there is no sequencer of this job.
         """
-        deadline = self._world.monotonic() + self._deadlines.rows
+        deadline, ended_by = self._world.monotonic() + self._deadlines.rows, math.inf
         while True:
             require_to_stay(self._ending)
             self._require_driver()
             owner = self._owner()
-            if owner is not None and state_of(owner) is not None:
+            state = None if owner is None else state_of(owner)
+            if state == ENDING:  # the shards may be writing the last snapshot
+                ended_by = min(ended_by, self._world.monotonic() + END_SAVING)
+            if state == ENDED or self._world.monotonic() >= ended_by:
                 return
-            if owner is not None and owner.address is not None:
+            if owner is not None and owner.address is not None and state is None:
                 over, served = self._serve_under(owner.claim, owner.address)
                 if over:
                     return
@@ -151,7 +159,7 @@ class ShardTask:
                         epochs,
                         process,
                     )
-                    return self._follow(claim, client, role), True
+                    return self._follow_or_leave(claim, client, role), True
                 require_to_stay(self._ending)
                 self._world.sleep(_RETRY_SECONDS)  # another process is the shard
             return False, answered
@@ -163,6 +171,14 @@ class ShardTask:
         except DistkerasError as error:
             log.debug("shard %d has no role: %s", self._shard, error.message)
             return None
+
+    def _follow_or_leave(self, claim: Claim, client: Client, role: ShardRole) -> bool:
+        """Return what `_follow` returns, and False after an error with which the next sequencer may not meet."""
+        try:
+            return self._follow(claim, client, role)
+        except (ServerLostError, DeadlineError) as error:  # a DeadlineError: a thread still writes for this sequencer
+            log.warning("shard %d leaves its sequencer: %s", role.shard, error.message)
+            return False
 
     def _follow(self, claim: Claim, client: Client, role: ShardRole) -> bool:
         """Serve until the sequencer ends, or another one has claimed the checkpoint; return whether the job has ended.
@@ -192,6 +208,8 @@ class ShardTask:
                     if owner is not None and owner.claim != claim:
                         log.info("shard %d leaves its sequencer, which another one has replaced", role.shard)
                         return False
-                keep_role(self._deadlines.silence / 4)  # the sequencer ends a connection that is silent for long
+                # The sequencer ends a connection that is silent for long. After an error of the job, the shard takes no
+                # more tickets, and this question is how it finds that the job is over.
+                keep_role(self._deadlines.silence / 4 if server.fault is None else _RETRY_SECONDS)
                 server.wait_for_change(_RETRY_SECONDS)
             return server.over

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -142,6 +143,30 @@ def test_a_server_of_an_ended_job_does_not_start(spark: SparkSession, tmp_path: 
         ClusterServer(spark.range(1), task(tmp_path), Events()),
     ):
         pass
+
+
+def test_a_server_that_waits_for_its_shards_is_not_replaced(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, replaced = LateWorld(), list[int]()
+    monkeypatch.setattr(cluster_server, "time", world)
+    server = ClusterServer(spark.range(1), task(tmp_path), Events())
+    monkeypatch.setattr(server, "_replace", lambda incarnation, error: replaced.append(incarnation))
+
+    def found(incarnation: int, *, starting: bool) -> None:
+        row = {"place": "", "error": "no server is announced", "incarnation": incarnation, "starting": starting}
+        action = SimpleNamespace(ended=lambda: True, rows=lambda: [row])
+        monkeypatch.setattr(server, "_search", action)
+        monkeypatch.setattr(server, "_searched_at", world.monotonic())
+        server._check_server()  # noqa: SLF001 - `watch` calls it, of a server that Spark runs
+
+    world.ahead = PATIENT.publish + PATIENT.standstill + 1
+    found(1, starting=True)
+    assert replaced == []
+    found(2, starting=False)
+    world.ahead = PATIENT.rows + 1
+    found(3, starting=True)
+    assert replaced == [2, 3]
 
 
 def kinds(events: Events) -> list[str]:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.patience import PATIENT, patience
+from support.patience import PATIENT, brief, patience
 from support.ps.clocks import LateWorld
 from support.ps.divided_server import DividedServer
-from support.ps.running_server import Running
+from support.ps.running_server import KEY, Running
 from support.ps.toy_tables import ToyTables
 
+from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
+from distkeras.ps.checkpoint.ownership import AnnouncedAddress
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol import tables
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.protocol.messages import Fault, Inspect, InspectRows, Message, TableRows
 from distkeras.ps.protocol.tables import TableShape, initial_rows
 from distkeras.ps.rules import make
+from distkeras.ps.server.process import StartRequest, build_server
+from distkeras.ps.server.start_report import Started, report_to_json
+from distkeras.ps.settings import ServerSettings
 from distkeras.ps.shards.cut import Cut
+from distkeras.ps.shards.shard_task import DividedAmongTasks
 from distkeras.ps.transport.client import Address
+from distkeras.ps.world.world import REAL
 from distkeras.training import remote_requests
-from distkeras.training.remote_requests import RemoteClient, RemoteRequest
+from distkeras.training.remote_requests import RemoteClient, RemoteRequest, Search
 
 SHAPE = TableShape("table", 50, 4, 8)
 #: Rows per block and blocks per task, with the sizes that `small_blocks` sets.
@@ -168,3 +178,33 @@ def test_a_task_sends_no_request_after_its_deadline() -> None:
         next(answers)
         world.ahead = patience(61)
         assert list(answers) == []
+
+
+def search(folder: Path, **options: Any) -> dict[str, Any]:
+    address = AnnouncedAddress("", 0, KEY, uri=str(folder))
+    return Search(address, replace(PATIENT, connect=brief(0.1)), 0.01, **options).look()
+
+
+def test_an_executor_that_does_not_reach_a_shard_names_it(tmp_path: Path) -> None:
+    with divided() as server:
+        snapshots = SnapshotDirectory(str(tmp_path))
+        snapshots.take_over()
+        host, port = server.sequencer.address
+        snapshots.announce({"host": host, "port": port, "report": report_to_json(Started(host, port))})
+        assert search(tmp_path, shards=True)["error"] == ""
+        host, port = server.shards[1].address
+        server.shards[1].close()
+        assert f"no parameter server listens at {host}:{port}" in search(tmp_path, shards=True)["error"]
+        assert search(tmp_path)["error"] == ""
+
+
+def test_a_server_that_waits_for_its_shards_is_starting(tmp_path: Path) -> None:
+    settings = ServerSettings(
+        make("downpour"), workers=1, deadlines=PATIENT, checkpoint=Checkpoint(str(tmp_path)), shards=2
+    )
+    request = StartRequest(settings, KEY, None, StartMode(fresh=True, same_attempts=False))
+    server, _ = build_server(request, listener=REAL.listen("127.0.0.1", 0), attempt=0, kind=DividedAmongTasks(request))
+    with server:
+        found = search(tmp_path)
+        assert (found["starting"], found["place"]) == (True, "")
+    assert not search(tmp_path)["starting"]

@@ -20,21 +20,26 @@ from support.ps.toy_model import ToyReplica, batches
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress, Owner, owner_of
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
-from distkeras.ps.errors import DeadlineError, ServerLostError
+from distkeras.ps.errors import DeadlineError, JobStoppedError, NonFiniteError, ServerLostError
 from distkeras.ps.protocol.framing import encode
 from distkeras.ps.protocol.loop import Loop
 from distkeras.ps.protocol.messages import Ack, Welcome
 from distkeras.ps.protocol.shard_messages import AskRole, RegisterShard, Role, TakeTickets, Tickets
 from distkeras.ps.rules import make
 from distkeras.ps.server.announced import serve_announced
-from distkeras.ps.server.process import StartRequest
+from distkeras.ps.server.process import StartRequest, build_server
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.shards import shard_task
+from distkeras.ps.shards.sequencer_server import SequencerDispatcher
+from distkeras.ps.shards.shard import Shard
 from distkeras.ps.shards.shard_task import DividedAmongTasks, ShardTask
 from distkeras.ps.shards.spread_client import SpreadWorkerClient
 from distkeras.ps.shards.spread_driver import SpreadDriverClient
+from distkeras.ps.shards.tickets import Ticket
 from distkeras.ps.transport.client import Client
 from distkeras.ps.transport.driver_client import publication
 from distkeras.ps.worker.loop import run_worker, work
+from distkeras.ps.world.world import REAL
 
 KEY, TOKEN = bytes(range(32)), "0000000a"
 SIZE, STEPS, RATE = 64 * 1024 + 5, 24, 0.5
@@ -84,6 +89,16 @@ def sequencer(made: StartRequest, attempt: int = 0, given_up: int = 0) -> Part:
 
 def shard(made: StartRequest, number: int, require_driver: Callable[[], None] = lambda: None) -> Part:
     return Part(lambda ending: ShardTask(made, number, require_driver, ending).serve())
+
+
+@contextmanager
+def built(made: StartRequest, kind: DividedAmongTasks | None = None) -> Iterator[SequencerDispatcher]:
+    """Run a sequencer that is not published, and announces nothing."""
+    listener = REAL.listen("127.0.0.1", 0)
+    server, _ = build_server(made, listener=listener, attempt=0, kind=kind or DividedAmongTasks(made))
+    with server:
+        assert isinstance(server.dispatcher, SequencerDispatcher)
+        yield server.dispatcher
 
 
 def values() -> list[np.ndarray]:
@@ -281,6 +296,117 @@ def test_a_shard_of_an_ended_job_ends(tmp_path: Path) -> None:
     snapshots.take_over()
     snapshots.announce({"host": "127.0.0.1", "port": 1, "report": "", "state": "ended"})
     assert shard(request(tmp_path), 0).ended() is None
+
+
+def test_a_copy_waits_while_the_last_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark would kill the process that writes it if the copy had succeeded."""
+    snapshots = SnapshotDirectory(str(tmp_path), token=TOKEN)
+    snapshots.take_over()
+    place = {"host": "127.0.0.1", "port": 1, "report": ""}
+    snapshots.announce(place | {"state": "ending"})
+    looks = list[None]()
+    copy = shard(request(tmp_path), 0, lambda: looks.append(None))
+    until(lambda: len(looks) >= 3)
+    assert copy.is_alive()
+    snapshots.announce(place | {"state": "ended"})
+    assert copy.ended() is None
+    snapshots.announce(place | {"state": "ending"})
+    monkeypatch.setattr(shard_task, "END_SAVING", brief(0.1))
+    assert shard(request(tmp_path), 0).ended() is None
+
+
+def test_a_shard_that_cannot_restore_asks_the_sequencer_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = request(tmp_path)
+    with built(made) as dispatcher:
+        role = dispatcher.role
+        dispatcher.role = replace(role, snapshot="000001-0000000a-00000001")
+        shards = [shard(made, number) for number in range(2)]
+        until(lambda: "leaves its sequencer: shard 1 cannot restore" in caplog.text)
+        dispatcher.role = role
+        assert dispatcher.wait_for_shards(patience(60))
+        for part in shards:
+            part.leave.set()
+    assert [type(part.ended()) for part in shards] == [ServerLostError] * 2
+
+
+def test_a_shard_that_still_writes_for_a_replaced_sequencer_joins_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = request(tmp_path)
+    hasty = replace(made, settings=replace(made.settings, deadlines=replace(PATIENT, close=brief(0.2))))
+    writes, go, save = threading.Event(), threading.Event(), SnapshotDirectory.save_part
+
+    def save_part(*arguments: Any) -> str:
+        if not writes.is_set():
+            writes.set()
+            assert go.wait(patience(120))
+        return save(*arguments)
+
+    monkeypatch.setattr(SnapshotDirectory, "save_part", save_part)
+    earlier, shards = sequencer(made), [shard(hasty, number) for number in range(2)]
+    first = serving(tmp_path).claim.incarnation
+    worker = Worker(tmp_path)
+    assert writes.wait(patience(60))
+    later = sequencer(made, attempt=1, given_up=first)
+    assert serving(tmp_path, first).claim.incarnation > first
+    go.set()
+    worker.finish()
+    check_exact(tmp_path)
+    assert [part.ended() for part in (later, *shards)] == [None] * 3
+    assert earlier.ended() is not None
+
+
+def test_a_sequencer_without_driver_and_workers_ends_although_it_has_shards(tmp_path: Path) -> None:
+    made = request(tmp_path, silence=brief(3))
+    running, shards = sequencer(made), [shard(made, number) for number in range(2)]
+    until(lambda: not running.is_alive(), 15)
+    assert isinstance(running.error, DeadlineError)
+    assert "for a request to the server" in running.error.message
+    for part in shards:
+        part.leave.set()
+    assert [type(part.ended()) for part in shards] == [ServerLostError] * 2
+
+
+def test_a_shard_leaves_when_a_job_ends_that_failed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no tickets any more from which it would see that the job is over."""
+    monkeypatch.setattr(shard_task, "_END", patience(600))  # the sequencer waits for its shards
+
+    def apply(self: Shard, ticket: Ticket) -> None:
+        if threading.current_thread().name == "shard-0-tickets":
+            raise NonFiniteError("the center is not finite")
+        whole(self, ticket)
+
+    whole = Shard.apply
+    monkeypatch.setattr(Shard, "apply", apply)
+    made = request(tmp_path)
+    parts = [sequencer(made), shard(made, 0), shard(made, 1)]
+    serving(tmp_path)
+    worker = Worker(tmp_path)
+    worker.join(patience(120))
+    assert isinstance(worker.error, (JobStoppedError, NonFiniteError))
+    with driver(tmp_path) as client:
+        client.goodbye()
+    until(lambda: not any(part.is_alive() for part in parts), 15)
+    assert [part.error for part in parts] == [None] * 3
+
+
+def test_a_sequencer_that_starts_without_a_snapshot_sends_the_name_of_none(tmp_path: Path) -> None:
+    """One kind makes all servers of a task."""
+    made = request(tmp_path / "saved")
+    parts = [sequencer(made), shard(made, 0), shard(made, 1)]
+    serving(tmp_path / "saved")
+    Worker(tmp_path / "saved").finish()
+    check_exact(tmp_path / "saved")
+    assert [part.ended() for part in parts] == [None] * 3
+    kind = DividedAmongTasks(made)
+    names = list[str]()
+    for again in (
+        replace(request(tmp_path / "saved", "0000000b"), mode=StartMode(epochs=2)),
+        request(tmp_path / "empty"),
+    ):
+        with built(again, kind) as dispatcher:
+            names.append(dispatcher.role.snapshot)
+    assert [bool(name) for name in names] == [True, False]
 
 
 def test_a_process_without_the_role_of_a_shard_is_sent_away(tmp_path: Path) -> None:
