@@ -144,14 +144,16 @@ def _server_of(folder: str) -> psutil.Process:
 
 
 def _shard_of(folder: str) -> psutil.Process:
-    """Return a shard's process: of the tasks on this machine, only servers listen."""
+    """Return the process of a shard: it listens at a port to which this worker is connected, as the server does."""
     server = _server_of(folder)
+    connected = psutil.Process().net_connections("tcp")
+    ports = {connection.raddr.port for connection in connected if connection.status == psutil.CONN_ESTABLISHED}
     driver = [parent for parent in psutil.Process().parents() if parent.name() == "java"][-1]
     for process in driver.children(recursive=True):
-        parent = process.parent()
-        if parent is None or parent.name() == "java" or process.name() == "java" or process == server:
-            continue  # the parent of a task is a daemon of Spark, which listens too
-        if any(connection.status == psutil.CONN_LISTEN for connection in process.net_connections("tcp")):
+        if process == server or process.name() == "java":
+            continue
+        listening = (at for at in process.net_connections("tcp") if at.status == psutil.CONN_LISTEN)
+        if any(at.laddr.port in ports for at in listening):
             return process
     raise AssertionError("no shard runs")
 
