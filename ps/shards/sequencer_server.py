@@ -276,12 +276,11 @@ class SequencerDispatcher(Dispatcher):
 
     def _on_list_shards(self, peer: Peer, message: ListShards) -> Message:
         with self.changed:
-            self.changed.require(
-                lambda: len(self._places) == self._shards,
-                self._deadlines.publish,
-                peer.hung_up,
-                lambda: f"shards {sorted(set(range(self._shards)) - set(self._places))} to start",
-            )
+            known = self._places
+            if not self.changed.wait_while_running(
+                lambda: len(known) == self._shards, self._deadlines.publish, peer.hung_up
+            ):  # as if no server listened yet, and no error of the job
+                raise ServerLostError(f"shards {sorted({*range(self._shards)} - known.keys())} are starting")
             lines = [f"{host} {port}" for _, (host, port) in sorted(self._places.items())]
             return Shards("\n".join(lines), self._size)
 
