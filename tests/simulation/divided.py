@@ -25,9 +25,10 @@ from distkeras.ps.protocol.shard_messages import DividedInspect, DividedRemoval
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import Rule
 from distkeras.ps.settings import ServerSettings
-from distkeras.ps.shards import processes, shard_server
+from distkeras.ps.shards import processes, sequencer, shard_server
 from distkeras.ps.shards.cut import Cut
 from distkeras.ps.shards.saving import PartsOfShards
+from distkeras.ps.shards.sequencer import TicketLog
 from distkeras.ps.shards.sequencer_server import SequencerDispatcher
 from distkeras.ps.shards.shard import CommitPart, Shard
 from distkeras.ps.shards.tickets import Kind, Ticket
@@ -59,6 +60,19 @@ class Record(NamedTuple):
     vectors: dict[str, np.ndarray]
     tables: tuple[TableRecord, ...] = ()
     sent: tuple[Rows, ...] = ()
+
+
+class RecordingLog(TicketLog):
+    """Tickets of a sequencer, which keeps all of them: the shards may have taken some before the first check."""
+
+    def __init__(self, shards: int) -> None:
+        super().__init__(shards)
+        self.issued: list[Ticket] = []
+
+    def issue(self, ticket: Ticket) -> int:
+        """See `TicketLog`."""
+        self.issued.append(ticket)
+        return super().issue(ticket)
 
 
 class RecordingShard(Shard):
@@ -187,8 +201,7 @@ class Mirror:
 
         Its arguments are worker, attempt and number of the commit.
         """
-        log = center.log_of_tickets
-        for ticket in log._tickets[self._shard.applied - log._forgotten :]:  # noqa: SLF001 - what is not asked for yet
+        for ticket in center.log_of_tickets.issued[self._shard.applied :]:
             if ticket.kind in (Kind.COMMIT, Kind.SKIP):
                 self._put(ticket, sent(ticket.worker, ticket.attempt, ticket.sequence))
             elif ticket.kind is Kind.READ and ticket.number:
@@ -293,6 +306,7 @@ def patched(surroundings: Surroundings) -> Iterator[None]:
             (Cut.__init__, "__defaults__", (BLOCK,)),
             (compression, "BLOCK", BLOCK),
             (shard_server, "Shard", RecordingShard),
+            (sequencer, "TicketLog", RecordingLog),
             (processes.Divided, "make_center", make),
             (PartsOfShards, "files", files_of),
         ):

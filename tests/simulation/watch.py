@@ -301,6 +301,7 @@ class Watch:
         life = None if sequencer is None or sequencer.center is None else self._lives.get(sequencer.center)
         if shard is None or life is None or life.mirror is None:
             return
+        self._follow(life)  # the shard may be ahead of the next check of the sequencer
         ticket = self._compared.get(child.process, -1) + 1
         dispatcher = server.dispatcher
         stretch, cut, own = dispatcher._slice, dispatcher._cut, dispatcher._number  # noqa: SLF001 - a check within
