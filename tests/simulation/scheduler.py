@@ -24,8 +24,8 @@ from heapq import heappop, heappush
 
 from greenlet import getcurrent, greenlet
 
-#: The number of switches after which a run is considered endless.
-_MOST_STEPS = 200_000
+#: The number of switches after which a run is considered endless. Refusals and small buffers make some runs long.
+_MOST_STEPS = 500_000
 _MASK = (1 << 61) - 1
 
 
