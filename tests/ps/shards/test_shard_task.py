@@ -353,7 +353,8 @@ def test_a_shard_that_still_writes_for_a_replaced_sequencer_joins_the_next(
     worker.finish()
     check_exact(tmp_path)
     assert [part.ended() for part in (later, *shards)] == [None] * 3
-    assert earlier.ended() is not None
+    # It has lost its shards, or has found the new claim first, and was the standby of the later one.
+    assert earlier.ended() is None or isinstance(earlier.error, ServerLostError)
 
 
 def test_a_sequencer_without_driver_and_workers_ends_although_it_has_shards(tmp_path: Path) -> None:
