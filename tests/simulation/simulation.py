@@ -43,6 +43,8 @@ _MOST_DRIVERS = 8
 #: How many servers a fault may kill before they serve, and how often a driver starts its first server.
 _DEATHS = {"kill server": 1, "impostor": 1, "kill server twice": 2, "kill next server": 1, "crash in disk": 1}
 _STARTS = 3
+#: Faults that strike the present server and the start of the next one.
+_STRIKE_TWICE = ("kill server twice", "stop at start")
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,8 @@ class _Run:
         late = window * self.plan.long_step > self.plan.deadlines.reply
         begins = "to run at once" in error.message or "to announce" in error.message
         # A server with shards sends before it is up, so each of its three starts may be struck.
-        starts = sum(fault.kind in NEED_CHECKPOINT for fault in self.injected) if self.plan.shards > 1 else 0
+        struck = [fault.kind for fault in self.injected if fault.kind in NEED_CHECKPOINT and self.plan.shards > 1]
+        starts = sum(2 if kind in _STRIKE_TWICE else 1 for kind in struck)
         excused = (
             (not self.plan.every and kinds & {*NEED_CHECKPOINT})
             or self.watch.damaged
@@ -319,7 +322,7 @@ class _Run:
             or (isinstance(error, LedgerError) and self.plan.altered and len(self.drivers) > 1)
             or (isinstance(error, DeadlineError) and "to run at once" in error.message and away >= 3)
             or ("for the driver to" in error.message and cut_off >= 2)
-            or ("before it had started" in error.message and starts >= 3)
+            or (("before it had started" in error.message or "server to start" in error.message) and starts >= _STARTS)
             or (late and isinstance(error, DeadlineError) and begins)
             or (late and isinstance(error, WorkerError) and self.plan.cluster)  # The tasks of the job report it.
         )
