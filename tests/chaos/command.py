@@ -94,6 +94,7 @@ JOBS = (
     "wide-stream",
     "relays",
     "shards",
+    "cluster-shards",
     "members",
     "s3",
     "groups",
@@ -361,6 +362,7 @@ def _specs(size: JobSizes, scratch: Path, scene: Scene, options: argparse.Namesp
         "stream": stream_job(scratch, **streamed),
         "wide-stream": wide_stream_job(scratch, **streamed),
         "shards": shards_job(scratch / "shards", rows=size.rows // 4, epochs=size.epochs),
+        "cluster-shards": in_cluster(shards_job(scratch / "cluster-shards", rows=size.rows // 4, epochs=size.epochs)),
         "relays": relays_job(scratch / "relays", rows=rows, epochs=epochs),
         # Within one node, the workers share memory; the seed decides whether there is one node.
         "members": members_job(scratch / "members", rows=rows, epochs=epochs, nodes=1 if options.seed % 2 else WORKERS),
