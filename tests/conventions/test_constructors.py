@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 
 import pytest
-from support.sources import PACKAGE, name_of, sources, tree_of
+from support.sources import PACKAGE, name_of, nodes_of, sources, tree_of
 
 #: Methods that run before any other code has the object.
 BUILDING = ("__init__", "__new__", "__post_init__")
@@ -24,6 +25,7 @@ def assigned(method: ast.AST) -> dict[str, int]:
     }
 
 
+@functools.cache
 def built(kind: ast.ClassDef) -> set[str]:
     """Return the attributes that the class and its constructor define."""
     found: set[str] = set()
@@ -36,15 +38,21 @@ def built(kind: ast.ClassDef) -> set[str]:
     return found
 
 
+@functools.cache
+def bases_of(kind: ast.ClassDef) -> frozenset[str]:
+    """Return the names of the base classes, without modules and parameters."""
+    return frozenset(ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in kind.bases)
+
+
 def late(trees: dict[str, ast.Module]) -> Iterator[str]:
     """Yield the attributes that another method is the first to assign; base classes are found by their names."""
-    kinds = [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    kinds = [(path, node) for path, tree in trees.items() for node in nodes_of(tree) if isinstance(node, ast.ClassDef)]
     by_name: dict[str, list[ast.ClassDef]] = {}
     for _, kind in kinds:
         by_name.setdefault(kind.name, []).append(kind)
 
     def known(kind: ast.ClassDef, seen: frozenset[str] = frozenset()) -> set[str]:
-        bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in kind.bases} - seen
+        bases = bases_of(kind) - seen
         inherited = [known(base, seen | bases) for name in bases for base in by_name.get(name, ())]
         return built(kind).union(*inherited)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.sources import PACKAGE, ROOT, name_of, sources, tree_of
+from support.sources import PACKAGE, ROOT, name_of, nodes_of, sources, tree_of
 
 #: Calls that wait, with the position of their timeout argument; that of `acquire` follows `blocking`.
 WAITS = {"wait": 0, "join": 0, "acquire": 1, "get": 1, "result": 0, "exception": 0, "wait_for": 1}
@@ -33,7 +33,7 @@ CHANNEL = "ps/transport/client.py"
 
 def waits_for_ever(tree: ast.AST, *, sockets_have_deadlines: bool = False) -> Iterator[str]:
     """Yield the calls in ``tree`` that may wait without a bound, as source text."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Call):
             continue
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -93,11 +93,11 @@ def test_a_channel_passes_the_rest_of_the_deadline_to_each_call_of_its_socket() 
     call.
     """
     tree, streams = (tree_of(ROOT / name) for name in (CHANNEL, STREAMS))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(tree) if isinstance(node, ast.Call)]
     piped = [ast.unparse(call) for call in calls if ast.unparse(call.func) in ("self.stream.read", "self.stream.write")]
     assert len(piped) == 2
     assert all("self._left(deadline, what)" in call for call in piped)
-    functions = [node for node in ast.walk(streams) if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in nodes_of(streams) if isinstance(node, ast.FunctionDef)]
     wrapped = [ast.unparse(function) for function in functions if function.name in ("read", "write")]
     wrapped = [text for text in wrapped if "self._sock" in text]
     assert len(wrapped) == 4

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.present import present
-from support.sources import PACKAGE, ROOT, name_of, sources, tree_of
+from support.sources import PACKAGE, ROOT, name_of, nodes_of, sources, tree_of
 
 TESTS = ROOT / "tests"
 #: Distributions whose module has another name.
@@ -48,7 +48,7 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
     """Yield the top-level names that ``folder`` imports, at any depth of the code, with their places."""
     for path in sources(folder):
         name = name_of(path)
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(tree_of(path)):
             if isinstance(node, ast.Import):
                 yield from ((alias.name.split(".")[0], f"{name}:{node.lineno}") for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sources import tree_of
+from support.sources import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 PS, CORE, TRANSFORMERS = ROOT / "ps", ROOT / "distkeras", ROOT / "transformers"
@@ -89,7 +89,7 @@ def imports(path: Path, *, everywhere: bool = True) -> tuple[str, ...]:
 
 def imported_by_call(tree: ast.AST) -> Iterator[str]:
     """Yield the modules that ``importlib.import_module`` or ``runpy.run_module`` imports by name."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "run_module")):
             yield from (str(value.value) for value in node.args if isinstance(value, ast.Constant))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sources import tree_of
+from support.sources import nodes_of, tree_of
 
 TESTS = Path(__file__).parents[1]
 #: Calls whose only argument is a limit.
@@ -20,7 +20,7 @@ EXEMPT = {"conventions/test_deadlines.py", "ps/transport/test_channel.py", "supp
 
 def fixed_limits(tree: ast.AST) -> Iterator[str]:
     """Yield the calls in ``tree`` that wait for a fixed number of seconds, 1 or more."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Call):
             continue
         limits = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from support.present import present
-from support.sources import PACKAGE, ROOT, name_of, sources, tree_of
+from support.sources import PACKAGE, ROOT, name_of, nodes_of, sources, tree_of
 
 DOOR = ROOT / "distkeras" / "private_keras.py"
 
 
 def private(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield line and name of each private attribute that is read, and of each text that is such a name."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             line, name = node.lineno, node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -35,7 +35,7 @@ def private(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def defined(tree: ast.AST) -> set[str]:
     """Return the names of the functions, classes, variables and attributes that a module makes."""
     names = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):

@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.sources import tree_of
+from support.sources import nodes_of, tree_of
 
 TESTS = Path(__file__).parents[1]
 
@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 def programs() -> Iterator[tuple[str, ast.Module]]:
     """Yield each string of the tests that imports a whole module of `support`, with its place."""
     for path in sorted(TESTS.rglob("test_*.py")):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(tree_of(path)):
             match node:
                 case ast.Constant(value=str(text)) if "\nfrom support." in text and " import *\n" in text:
                     yield f"{path.relative_to(TESTS)}:{node.lineno}", ast.parse(text)
@@ -24,7 +24,7 @@ def programs() -> Iterator[tuple[str, ast.Module]]:
 def bound(tree: ast.Module) -> set[str]:
     """Return every name that a program binds in any scope; a name that no line binds is an error."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.ImportFrom(module=str(module), names=[ast.alias(name="*")]):
                 names |= bound(tree_of((TESTS / module.replace(".", "/")).with_suffix(".py")))
@@ -41,7 +41,7 @@ def test_every_name_is_bound() -> None:
     found = 0
     for where, tree in programs():
         known = bound(tree) | vars(builtins).keys() | {"__name__", "__file__"}
-        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        used = {node.id for node in nodes_of(tree) if isinstance(node, ast.Name)}
         assert used <= known, f"{where}: {sorted(used - known)} without an import"
         found += 1
     assert found >= 4

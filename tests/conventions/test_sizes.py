@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from support.present import present
-from support.sources import OTHERS, PACKAGE, name_of, sources, text_of, tree_of
+from support.sources import OTHERS, PACKAGE, name_of, nodes_of, sources, text_of, tree_of
 
 MODULE_LINES = 800
 FUNCTION_LINES = 60
@@ -19,7 +19,7 @@ def lines_of(node: ast.stmt) -> int:
 
 def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:
     """Return every function in ``tree``, at any depth, with its length without docstring and decorators."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             lines = lines_of(node)
             if ast.get_docstring(node) is not None:
@@ -55,7 +55,7 @@ def test_no_two_classes_of_the_package_have_the_same_name() -> None:
     for path in sources(*PACKAGE):
         if name_of(path).startswith(("distkeras/trainers.py", "distkeras/compat/")):
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name_of(path))
     shared = [f"{name}: {', '.join(found)}" for name, found in homes.items() if len(found) > 1]

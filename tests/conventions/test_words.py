@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sources import ROOT, text_of, tree_of
+from support.sources import ROOT, nodes_of, text_of, tree_of
 
 #: The words that are not used, as regular expressions, and their replacements.
 WORDS = {
@@ -74,7 +74,7 @@ def prose(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
     A string without white space is a key or a name, and is skipped. Each piece of a formatted string is searched.
     """
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
             yield node.lineno, node.value
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):

@@ -17,6 +17,7 @@ import pyspark.ml.feature
 import pyspark.ml.tuning
 import pytest
 from docsite.pictures import PICTURES
+from support.sources import nodes_of, sources, tree_of
 
 import distkeras
 from distkeras.ml.model import TrainingSummary
@@ -82,8 +83,8 @@ def classes() -> set[str]:
     return {
         node.name
         for folder in ("distkeras", "ps", "transformers")
-        for path in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in sources(folder)
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.ClassDef)
     }
 

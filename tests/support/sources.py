@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,4 +33,16 @@ def text_of(path: Path) -> str:
 
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(text_of(path))
+    # Searching the nodes for garbage, again and again as their number grows, takes longer than parsing.
+    gc.disable()
+    try:
+        return ast.parse(text_of(path))
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@functools.cache
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return all nodes below ``tree`` and itself."""
+    return tuple(ast.walk(tree))
