@@ -10,9 +10,10 @@ from simulation.known import OF_SHARDS, SHARD_PLANS
 from simulation.mutations import planted
 from simulation.plan import Fault, Plan, draw
 from simulation.simulation import simulate
+from support.cases import scaled_down
 
 #: Schedules of which those with shards are run; more are run by `python tests/simulation --divided`.
-RUNS = range(2000, 2020)
+RUNS = range(2000, 2000 + scaled_down(32))
 #: A job with many snapshots, each of which its shards write.
 JOB = Plan(1, batches=(4, 3), every=1, shards=3, compute=1.0, statistics=1)
 
@@ -31,7 +32,7 @@ def test_shards_are_drawn_without_changes_to_the_job() -> None:
         assert alone == replace(whole, faults=())
 
 
-@pytest.mark.parametrize("kind", ["kill shard", "stop shard"])
+@pytest.mark.parametrize("kind", ["kill shard", pytest.param("stop shard", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_shard_may_fail_at_many_moments(kind: str, place: int) -> None:
     for at in range(1, simulate(JOB).sends, 61):

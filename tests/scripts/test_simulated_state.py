@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from simulation.census import EXCEPTIONS, Census, take_census
-from simulation.command import find_planted
+from simulation.command import collecting, find_planted
 from simulation.known import OF_STATE, PLANS
 from simulation.mutations import planted
 from simulation.plan import draw
 from simulation.simulation import simulate
+from support.cases import scaled_down
 
 #: Runs whose messages, options and states are recorded, and draws whose options are.
 RUNS, DRAWS = range(150), range(150, 1500)
@@ -19,6 +20,7 @@ def census() -> Census:
     return take_census(RUNS)
 
 
+@pytest.mark.slow
 def test_every_option_is_drawn_or_listed_as_an_exception(census: Census) -> None:
     """These are options of server, workers and checkpoint, start modes, messages, leases, rules, wire formats and
     faults.
@@ -27,8 +29,14 @@ def test_every_option_is_drawn_or_listed_as_an_exception(census: Census) -> None
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_every_promise_holds(census: Census) -> None:
     assert not [f"seed {seed}: {finding}" for seed, finding in census.findings.items()]
+
+
+def test_every_promise_holds_in_the_first_runs() -> None:
+    findings = {seed: simulate(draw(seed)).finding for seed in collecting(RUNS[: scaled_down(40)])}
+    assert not [f"seed {seed}: {finding}" for seed, finding in findings.items() if finding]
 
 
 def test_an_option_that_is_never_drawn_is_found() -> None:
