@@ -72,21 +72,17 @@ def test_a_later_attempt_takes_over_at_once_when_the_holder_is_killed(tmp_path: 
         assert (welcome["finished"], welcome["sequence"]) == (False, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "step", "attempts"),
     [
         ("mid-commit", 1, [0, 1]),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("end", None, [0]),
-                ("pull", None, [1]),
-                ("after-commit", 1, [0, 1]),
-                ("mid-reply", 1, [0, 1]),
-                ("between-epochs", None, [0, 1]),
-                ("leave", None, [0]),
-            ]
-        ),
+        ("end", None, [0]),
+        ("pull", None, [1]),
+        ("after-commit", 1, [0, 1]),
+        ("mid-reply", 1, [0, 1]),
+        ("between-epochs", None, [0, 1]),
+        ("leave", None, [0]),
     ],
 )
 def test_a_suspended_holder_loses_its_lease_and_finds_the_partition_ended_when_it_resumes(
@@ -151,9 +147,8 @@ def test_an_older_attempt_takes_over_when_the_newer_dies_without_a_successor(tmp
         assert job.ended[holder.number]["begun"] == 2
 
 
-@pytest.mark.parametrize(
-    "rival", [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="with a rival")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rival", [False, True], ids=["alone", "with a rival"])
 def test_a_window_may_outlast_a_restart_of_the_server_and_a_lease(tmp_path: Path, rival: bool) -> None:
     """The worker learns of it with its next request; until then a later attempt may take over the partition."""
     plan = Faults()

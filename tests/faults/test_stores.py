@@ -298,8 +298,9 @@ LISTS: dict[str, tuple[Callable[[], Fault], bool]] = {
 }
 
 
-#: Faults that the default run has, one that lasts and one that a repetition helps; the others are slow tests.
+#: Faults and operations that the default run has: one fault that lasts, and those of lists; the others are slow tests.
 DEFAULT = ("500 and 503", *LISTS)
+OF_CHECKPOINTS = (begin_job, save_checkpoint, claim_and_restore, publish_version)
 
 
 def cells() -> Iterator[Any]:
@@ -307,12 +308,14 @@ def cells() -> Iterator[Any]:
     slow = pytest.mark.slow
     for operation, lasting in OPERATIONS.items():
         for name, (fault, helps) in {**ANY, **({} if operation in READERS else WRITES)}.items():
-            marks = () if name in DEFAULT or (operation, name) == (claim_and_restore, "reply cut once") else slow
+            first = operation in OF_CHECKPOINTS and name in DEFAULT
+            marks = () if first or (operation, name) == (claim_and_restore, "reply cut once") else slow
             error = None if helps else lasting
             yield pytest.param(operation, fault, error, id=f"{operation.__name__}-{name}", marks=marks)
         for name, (fault, helps) in LISTS.items() if operation in STARTS + PROOFS else ():
             error = ConfigurationError if operation in STARTS else None if helps else lasting
-            yield pytest.param(operation, fault, error, id=f"{operation.__name__}-{name}")
+            marks = () if operation in OF_CHECKPOINTS else slow
+            yield pytest.param(operation, fault, error, id=f"{operation.__name__}-{name}", marks=marks)
 
 
 @pytest.fixture(scope="module")

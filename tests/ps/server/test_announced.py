@@ -174,6 +174,7 @@ def test_an_attempt_waits_while_another_attempt_serves_and_ends_successfully_wit
     assert len(list(tmp_path.glob("owner-*"))) == 1
 
 
+@pytest.mark.slow
 def test_an_attempt_that_is_overtaken_before_it_claims_waits_for_the_owner(tmp_path: Path) -> None:
     """Since the job is fresh, the other attempt's snapshot is no reason to refuse the directory."""
     owners = []
@@ -219,6 +220,7 @@ def test_a_standby_takes_over_from_a_dead_owner(tmp_path: Path) -> None:
         assert other.returned() is None
 
 
+@pytest.mark.slow
 def test_a_suspended_owner_is_replaced_and_ends_when_it_resumes(tmp_path: Path) -> None:
     place = tmp_path / "place"
     impatient = request(place, standstill=brief(1), handshake=brief(0.5))
@@ -410,6 +412,7 @@ class TestStandby:
                 snapshots.announce({"host": address[0], "port": address[1], **announced})
             yield snapshots
 
+    @pytest.mark.slow
     def test_a_closed_port_of_an_ending_owner_does_not_count_as_its_death(self, tmp_path: Path) -> None:
         with self.owner(tmp_path, listens=False, state="ending") as owner:
             found: list[bool] = []
@@ -427,6 +430,7 @@ class TestStandby:
         with self.owner(tmp_path, listens=False):
             assert Standby(request(tmp_path, standstill=patience(300))).wait_until_needed()
 
+    @pytest.mark.slow
     def test_an_owner_that_still_reads_its_snapshot_gets_more_time(self, tmp_path: Path) -> None:
         with self.owner(tmp_path, listens=True):
             standby = Standby(request(tmp_path, handshake=brief(0.2), standstill=brief(0.2), publish=patience(300)))
@@ -448,6 +452,7 @@ class TestStandby:
         client.close()
         assert stranger.returned() is None
 
+    @pytest.mark.slow
     def test_the_wait_for_a_job_without_progress_has_a_deadline(self, tmp_path: Path) -> None:
         owner = Attempt(request(tmp_path), 0)
         until(lambda: incarnation(tmp_path))

@@ -210,6 +210,7 @@ def test_a_reply_contains_the_number_of_the_last_durable_commit(tmp_path: Path) 
         client.close()
 
 
+@pytest.mark.slow
 def test_workers_do_not_end_before_a_snapshot_can_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots"
     with Job(folder, workers=1, every=1000) as job:

@@ -31,6 +31,7 @@ def descriptor(channel: Channel) -> int:
     return channel.stream.sock.fileno()  # type: ignore[attr-defined]  # it is a socket's
 
 
+@pytest.mark.slow
 def test_a_connection_that_a_thread_still_uses_is_hung_up_and_closed_by_that_thread() -> None:
     """Another connection of the process may get its descriptor as soon as it is closed."""
     short = brief(0.5)

@@ -216,6 +216,7 @@ def hung_up(client: Client) -> bool:
     return client.channel is None or client.channel.hung_up()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent", ["a shard", "a shard and the sequencer"])
 def test_a_connection_that_was_silent_for_too_long_loses_no_commit(silent: str) -> None:
     """The server has closed it; the worker connects again, and sends its commit once."""

@@ -288,8 +288,8 @@ def observed(server: Running | DividedServer, model: ToyTables) -> list[Any]:
 @pytest.mark.parametrize(
     ("rule", "dense"),
     [
-        (make("downpour", window=2), 5),
-        (make("asgd"), 5),
+        pytest.param(make("downpour", window=2), 5, marks=pytest.mark.slow),
+        pytest.param(make("asgd"), 5, marks=pytest.mark.slow),
         (make("downpour", window=1), 0),
         (make("ringmaster", window=2, threshold=1, patience=None), 5),
     ],

@@ -200,7 +200,7 @@ def test_a_job_ends_with_its_shards_and_with_a_copy_that_waits(
     [
         "sequencer",
         "shard",
-        "shard with a copy",
+        pytest.param("shard with a copy", marks=pytest.mark.slow),
         pytest.param("stopped shard", marks=pytest.mark.slow),
         pytest.param("stopped sequencer", marks=pytest.mark.slow),
     ],
@@ -236,6 +236,7 @@ def test_a_killed_task_loses_nothing(victim: str, tmp_path: Path) -> None:
         check_exact(folder)
 
 
+@pytest.mark.slow
 def test_shards_leave_a_sequencer_that_another_one_has_replaced(tmp_path: Path) -> None:
     """The earlier one runs on: it has not saved since, and so has not found the claim of the other one."""
     made = request(tmp_path)
@@ -250,6 +251,7 @@ def test_shards_leave_a_sequencer_that_another_one_has_replaced(tmp_path: Path) 
     assert isinstance(earlier.ended(), ServerLostError)
 
 
+@pytest.mark.slow
 def test_a_shard_that_must_end_lets_the_sequencer_save_all_commits(tmp_path: Path) -> None:
     made = request(tmp_path)
     first, shards = sequencer(made), [shard(made, number) for number in range(2)]
@@ -270,6 +272,7 @@ def test_a_shard_that_must_end_lets_the_sequencer_save_all_commits(tmp_path: Pat
     assert [part.ended() for part in (*again, shards[1])] == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_shard_looks_for_a_server_of_its_own_job_until_a_deadline(tmp_path: Path) -> None:
     made = request(tmp_path, rows=brief(2))
     other = request(tmp_path, token="0000000b")
@@ -298,6 +301,7 @@ def test_a_shard_of_an_ended_job_ends(tmp_path: Path) -> None:
     assert shard(request(tmp_path), 0).ended() is None
 
 
+@pytest.mark.slow
 def test_a_copy_waits_while_the_last_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark would kill the process that writes it if the copy had succeeded."""
     snapshots = SnapshotDirectory(str(tmp_path), token=TOKEN)
@@ -315,6 +319,7 @@ def test_a_copy_waits_while_the_last_snapshot_is_written(tmp_path: Path, monkeyp
     assert shard(request(tmp_path), 0).ended() is None
 
 
+@pytest.mark.slow
 def test_a_shard_that_cannot_restore_asks_the_sequencer_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = request(tmp_path)
     with built(made) as dispatcher:
@@ -329,6 +334,7 @@ def test_a_shard_that_cannot_restore_asks_the_sequencer_again(tmp_path: Path, ca
     assert [type(part.ended()) for part in shards] == [ServerLostError] * 2
 
 
+@pytest.mark.slow
 def test_a_shard_that_still_writes_for_a_replaced_sequencer_joins_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +363,7 @@ def test_a_shard_that_still_writes_for_a_replaced_sequencer_joins_the_next(
     assert earlier.ended() is None or isinstance(earlier.error, ServerLostError)
 
 
+@pytest.mark.slow
 def test_a_sequencer_without_driver_and_workers_ends_although_it_has_shards(tmp_path: Path) -> None:
     made = request(tmp_path, silence=brief(3))
     running, shards = sequencer(made), [shard(made, number) for number in range(2)]
@@ -368,6 +375,7 @@ def test_a_sequencer_without_driver_and_workers_ends_although_it_has_shards(tmp_
     assert [type(part.ended()) for part in shards] == [ServerLostError] * 2
 
 
+@pytest.mark.slow
 def test_a_shard_leaves_when_a_job_ends_that_failed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no tickets any more from which it would see that the job is over."""
     monkeypatch.setattr(shard_task, "_END", patience(600))  # the sequencer waits for its shards
@@ -430,6 +438,7 @@ def test_a_process_without_the_role_of_a_shard_is_sent_away(tmp_path: Path) -> N
     assert "another one starts from the latest snapshot" in error.message
 
 
+@pytest.mark.slow
 def test_shards_that_do_not_come_are_waited_for_until_a_deadline(tmp_path: Path) -> None:
     error = sequencer(request(tmp_path, rows=brief(1))).ended()
     assert isinstance(error, DeadlineError)

@@ -49,6 +49,7 @@ def suspendable() -> Iterator[ServerProcess]:
             os.kill(process.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_commit_that_fills_all_buffers_survives_a_suspension_of_the_server(
     suspendable: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def lose_in_cycling(members: list[Member], *, worker: int) -> None:
     members[worker].replica = RecordingReplica(SIZE, ETA, killed_at(4, die))
 
 
+@pytest.mark.slow
 def test_without_a_successor_the_job_ends_with_one_error() -> None:
     deadlines = dataclasses.replace(PATIENT, reply=brief(1.0))
     with Running(DASO, workers=2, size=SIZE, start=START, deadlines=deadlines) as running:
