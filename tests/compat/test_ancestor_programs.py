@@ -230,17 +230,20 @@ class TestEvents:
         assert trainer.get_averaged_history().shape[1] == 2
         assert trainer.get_training_time() > 0
 
+    @pytest.mark.slow
     def test_a_binary_label_is_one_hot(self, dataset: DataFrame) -> None:
         labeled = BinaryLabelTransformer("Kind", "binary", "s").transform(dataset)
         for row in labeled.select("Kind", "binary").collect():
             assert row.binary == DenseVector([1, 0] if row.Kind == "s" else [0, 1])
 
+    @pytest.mark.slow
     def test_numbers_are_standardized_by_the_population_deviation(self, dataset: DataFrame) -> None:
         masses = np.array([row.mass for row in dataset.select("mass").collect()])
         out = StandardTransformer(["mass"]).transform(dataset)
         found = {row.mass: row.mass_normalized for row in out.select("mass", "mass_normalized").collect()}
         np.testing.assert_allclose([found[mass] for mass in masses], (masses - masses.mean()) / masses.std())
 
+    @pytest.mark.slow
     def test_plain_numbers_are_scaled(self, dataset: DataFrame) -> None:
         scaler = MinMaxTransformer(0.0, 10.0, 0.0, 1.0, "mass", "scaled", is_vector=False)
         row = present(scaler.transform(dataset).first())

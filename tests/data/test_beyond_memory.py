@@ -61,6 +61,7 @@ def drained(spool_bytes: int, folder: object) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
 def test_ten_times_the_memory_is_read_from_files(tmp_path: object) -> None:
     done = drained(1 << 20, tmp_path)

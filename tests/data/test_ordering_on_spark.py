@@ -15,6 +15,7 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from support.cases import rest_slow
 
 from distkeras.data.batches import DataSpec
 from distkeras.data.columns import Column, to_numpy
@@ -207,13 +208,29 @@ def test_decimals_that_a_double_cannot_represent_stay_exact(spark: SparkSession)
     ("kind", "values", "error", "text"),
     [
         (VectorUDT(), [Vectors.dense(1, 2, 3), None], BadValueError, "null"),
-        (VectorUDT(), [Vectors.dense(1, 2, 3), Vectors.dense(1, float("nan"), 3)], BadValueError, "nan"),
-        (VectorUDT(), [Vectors.sparse(3, [0], [float("inf")])], BadValueError, "inf"),
+        pytest.param(
+            VectorUDT(),
+            [Vectors.dense(1, 2, 3), Vectors.dense(1, float("nan"), 3)],
+            BadValueError,
+            "nan",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            VectorUDT(), [Vectors.sparse(3, [0], [float("inf")])], BadValueError, "inf", marks=pytest.mark.slow
+        ),
         (VectorUDT(), [Vectors.dense(1, 2, 3), Vectors.sparse(4, [], [])], ShapeError, "4 values"),
-        (T.ArrayType(T.DoubleType()), [[1.0, 2.0, 3.0], [1.0, None, 3.0]], BadValueError, "null"),
+        pytest.param(
+            T.ArrayType(T.DoubleType()),
+            [[1.0, 2.0, 3.0], [1.0, None, 3.0]],
+            BadValueError,
+            "null",
+            marks=pytest.mark.slow,
+        ),
         (T.ArrayType(T.DoubleType()), [[1.0, 2.0, 3.0], [1.0, 2.0]], ShapeError, "2 values"),
-        (T.ArrayType(T.DecimalType(5, 2)), [[Decimal(1)] * 3, None], BadValueError, "null"),
-        (T.DoubleType(), [1.0], ShapeError, "a single number"),
+        pytest.param(
+            T.ArrayType(T.DecimalType(5, 2)), [[Decimal(1)] * 3, None], BadValueError, "null", marks=pytest.mark.slow
+        ),
+        pytest.param(T.DoubleType(), [1.0], ShapeError, "a single number", marks=pytest.mark.slow),
     ],
 )
 def test_bad_rows_raise_their_typed_error_through_spark(
@@ -234,7 +251,12 @@ def test_the_error_for_a_missing_column_names_the_existing_columns(spark: SparkS
     assert caught.value.column == "Features"
 
 
-@pytest.mark.parametrize("kind", ["string", "binary", "date", "array<string>", "struct<a:int>", "map<string,int>"])
+@pytest.mark.parametrize(
+    "kind",
+    rest_slow(
+        ["string", "binary", "date", "array<string>", "struct<a:int>", "map<string,int>"], "string", "struct<a:int>"
+    ),
+)
 def test_types_without_numbers_are_refused_on_the_driver(spark: SparkSession, kind: str) -> None:
     df = spark.createDataFrame([], f"c {kind}")
     with pytest.raises(ColumnTypeError, match=f"Received: type={kind}") as caught:

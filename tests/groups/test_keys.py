@@ -126,6 +126,7 @@ def test_a_large_group_has_its_own_rows(spark: SparkSession, zones: None, name: 
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zones", [("UTC", "America/New_York")], indirect=True)
 def test_a_key_is_found_by_what_spark_has_returned(spark: SparkSession, zones: None) -> None:
     df = keyed_rows(spark).select("g", "moment", "local", "list", "pair").distinct()

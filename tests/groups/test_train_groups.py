@@ -231,6 +231,7 @@ def killing(flag: Path, first: float) -> Callable[[Any], Any]:
     return decode
 
 
+@pytest.mark.slow
 def test_a_killed_task_is_repeated_and_each_group_counts_once(
     spark: SparkSession, tmp_path: Path, twelve_shops: GroupResults
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_killed_task_is_repeated_and_each_group_counts_once(
     assert [row["shop"] for row in found] == sorted(f"s{n}" for n in range(SHOPS))
 
 
+@pytest.mark.slow
 def test_tasks_that_save_nothing_for_too_long_end_the_job(spark: SparkSession, tmp_path: Path) -> None:
     released, most = tmp_path / "released", patience(120)
 

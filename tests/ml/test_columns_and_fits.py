@@ -44,6 +44,7 @@ class TestColumns:
             column(out, "prediction"), fitted.keras_model.predict(column(df, "features"), verbose=0), atol=1e-6
         )
 
+    @pytest.mark.slow
     def test_each_output_has_its_own_columns(self, df: DataFrame) -> None:
         inputs = keras.Input((2,))
         outputs = [

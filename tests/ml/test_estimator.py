@@ -251,6 +251,7 @@ class TestEvaluate:
 
 
 class TestPipelines:
+    @pytest.mark.slow
     def test_a_pipeline_is_saved_and_loaded(self, df: DataFrame, tmp_path: Path) -> None:
         raw = df.drop("features")
         pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), estimator()])

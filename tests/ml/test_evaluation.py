@@ -127,14 +127,9 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-#: Whose mini-batches matter in partitions of 11 or 12 rows.
-BY_DEFAULT = ("masked",)
-
-
-@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.slow), 8])
-@pytest.mark.parametrize(
-    "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("partitions", [1, 8])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_loss_does_not_depend_on_partitions(
     spark: SparkSession, data: dict[str, np.ndarray], name: str, partitions: int
 ) -> None:

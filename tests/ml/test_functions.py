@@ -53,6 +53,7 @@ def test_a_function_returns_the_models_predictions(spark: SparkSession, rows: Da
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_function_may_have_several_inputs_and_outputs(spark: SparkSession, rows: DataFrame) -> None:
     one, many = keras.Input((), name="one"), keras.Input((3,), name="many")
     total = keras.layers.Dense(1, name="total")(many)
@@ -79,6 +80,7 @@ def test_a_function_reads_vectors_from_parquet(spark: SparkSession, rows: DataFr
         np.testing.assert_allclose([row["y"].toArray() for row in answer], model.predict(X, verbose=0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_probabilities_of_several_outputs_are_arrays(spark: SparkSession, rows: DataFrame) -> None:
     x = keras.Input((3,))
     model = keras.Model(x, {name: keras.layers.Dense(2, "softmax", name=name)(x) for name in ("left", "right")})

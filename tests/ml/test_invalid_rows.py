@@ -67,8 +67,7 @@ def test_each_invalid_row_has_its_own_reason(bad: set[int]) -> None:
 
 
 class TestTraining:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("handle", ["skip", "keep"])
+    @pytest.mark.parametrize("handle", ["skip", pytest.param("keep", marks=pytest.mark.slow)])
     def test_invalid_rows_are_skipped_and_listed(self, df: DataFrame, handle: str) -> None:
         fitted = estimator(handle_invalid=handle, num_epoch=2).fit(df)
         counted = fitted.summary.history.agg(F.sum("samples")).first()
@@ -81,6 +80,7 @@ class TestTraining:
         assert "'a'" in left_out[3]["reason"]
         assert "labels must be integers in [0, 2)" in left_out[40]["reason"]
 
+    @pytest.mark.slow
     def test_training_equals_training_on_the_valid_rows_alone(self, df: DataFrame) -> None:
         valid = df.where(~F.col("id").isin(*BAD))
         one = estimator(handle_invalid="skip", num_workers=1).fit(df)

@@ -89,6 +89,7 @@ def test_arriving_files_are_scored_once_across_a_restart(spark: SparkSession, tm
     assert_each_once(spark, tmp_path / "out", 4, model)
 
 
+@pytest.mark.slow
 def test_an_estimator_trains_on_a_stream_and_its_model_scores_it(spark: SparkSession, tmp_path: Path) -> None:
     arriving = tmp_path / "arriving"
     arriving.mkdir()

@@ -54,6 +54,7 @@ def test_the_curve_has_a_point_for_each_epoch(df: DataFrame, tmp_path: Path) -> 
     assert clocks == sorted(set(clocks))
 
 
+@pytest.mark.slow
 def test_the_last_point_is_computed_from_all_rows(df: DataFrame) -> None:
     fitted = estimator(validation_rows=100, num_epoch=1).fit(df)
     *sampled, last = fitted.summary.validation
@@ -168,6 +169,7 @@ def test_rows_without_labels_are_refused_as_without_weights(df: DataFrame) -> No
         estimator(class_weight="balanced", validation_indicator_col=None).fit(empty)
 
 
+@pytest.mark.slow
 def test_rows_to_validate_on_are_given_once(df: DataFrame) -> None:
     with pytest.raises(ConfigurationError, match="`validation_data` must not be given with `validation_split`"):
         estimator(validation_data=df).fit(df)

@@ -44,9 +44,8 @@ def counted_rows(spark: SparkSession) -> DataFrame:
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the call that kills a worker is TensorFlow's")
-@pytest.mark.parametrize(
-    "tables", [pytest.param("dense", id="dense"), pytest.param(["counts"], id="by rows", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", ["dense", ["counts"]], ids=["dense", "by rows"])
 def test_each_step_counts_once_though_a_worker_is_killed(spark: SparkSession, tmp_path: Path, tables: Any) -> None:
     kill = step_callback_layer(once_at_step(tmp_path / "killed", 3, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     trainer = Trainer(
@@ -215,7 +214,12 @@ def test_a_group_is_trained_and_predicts_as_alone(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "text"),
     [
-        ({"padding": {"other": Padding()}}, ConfigurationError, r"\['tokens', 'tags', 'weights'\]"),
+        pytest.param(
+            {"padding": {"other": Padding()}},
+            ConfigurationError,
+            r"\['tokens', 'tags', 'weights'\]",
+            marks=pytest.mark.slow,
+        ),
         ({"padding": "post"}, ConfigurationError, "distkeras.Padding"),
         ({"label_col": "group"}, ShapeError, "labels must be arrays of shape"),
     ],

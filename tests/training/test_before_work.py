@@ -89,11 +89,11 @@ class TestBeforeAnyWork:
         ("make", "way"),
         [
             (lambda df: df.toPandas(), "`spark.createDataFrame"),
-            (lambda df: np.zeros((3, 2)), "`spark.createDataFrame"),
-            (lambda df: df.rdd, "`spark.createDataFrame"),
-            (lambda df: [(1, 2)], "`spark.createDataFrame"),
-            (lambda df: df.toArrow(), "to_pandas"),
-            (lambda df: "train.parquet", "`spark.read.parquet"),
+            pytest.param(lambda df: np.zeros((3, 2)), "`spark.createDataFrame", marks=pytest.mark.slow),
+            pytest.param(lambda df: df.rdd, "`spark.createDataFrame", marks=pytest.mark.slow),
+            pytest.param(lambda df: [(1, 2)], "`spark.createDataFrame", marks=pytest.mark.slow),
+            pytest.param(lambda df: df.toArrow(), "to_pandas", marks=pytest.mark.slow),
+            pytest.param(lambda df: "train.parquet", "`spark.read.parquet", marks=pytest.mark.slow),
             (lambda df: None, "Received: df of type builtins.NoneType"),
             (lambda df: df.sparkSession.readStream.format("rate").load(), "`Trainer.train_stream`"),
         ],
@@ -106,8 +106,10 @@ class TestBeforeAnyWork:
         ("kind", "loss"),
         [
             ("one-hot arrays", SPARSE),
-            ("one-hot vectors", SPARSE),
-            ("vectors that an encoder has left out a class of", "categorical_crossentropy"),
+            pytest.param("one-hot vectors", SPARSE, marks=pytest.mark.slow),
+            pytest.param(
+                "vectors that an encoder has left out a class of", "categorical_crossentropy", marks=pytest.mark.slow
+            ),
         ],
     )
     def test_labels_that_do_not_fit_the_loss_are_refused(self, spark: SparkSession, kind: str, loss: str) -> None:
@@ -126,8 +128,8 @@ class TestBeforeAnyWork:
             ({"checkpoint": "there", "resume": "yes"}, "^`resume` must be True or False"),
             ({"resume": True}, "^`resume` needs a `checkpoint` to resume from"),
             ({"checkpoint": 5}, "^`checkpoint` must be a directory"),
-            ({"checkpoint": ""}, "^`checkpoint` must be a directory"),
-            ({"checkpoint": True}, "^`checkpoint` must be a directory"),
+            pytest.param({"checkpoint": ""}, "^`checkpoint` must be a directory", marks=pytest.mark.slow),
+            pytest.param({"checkpoint": True}, "^`checkpoint` must be a directory", marks=pytest.mark.slow),
         ],
     )
     def test_an_invalid_checkpoint_or_resume_is_refused(
@@ -140,9 +142,11 @@ class TestBeforeAnyWork:
         ("callbacks", "text"),
         [
             ([keras.callbacks.BackupAndRestore("backup")], r"the server saves the job"),
-            ([keras.callbacks.SwapEMAWeights()], r"the workers have the optimizers"),
-            ([TimeBudget], r"made ones: not the class"),
-            (TimeBudget(3), r"a list of"),
+            pytest.param(
+                [keras.callbacks.SwapEMAWeights()], r"the workers have the optimizers", marks=pytest.mark.slow
+            ),
+            pytest.param([TimeBudget], r"made ones: not the class", marks=pytest.mark.slow),
+            pytest.param(TimeBudget(3), r"a list of", marks=pytest.mark.slow),
             (["progress"], r"Received: 'progress'"),
         ],
     )
@@ -155,7 +159,13 @@ class TestBeforeAnyWork:
         with pytest.raises(ConfigurationError, match=r"`resources` must be None on a local master.*local\[2,2\]"):
             train(good, executors=Executors(resources=resources))
 
-    @pytest.mark.parametrize("options", [{"rule": "ssgd"}, {"rule": "dana_zero"}, {"staleness_bound": 2}])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"rule": "ssgd"},
+            *(pytest.param(o, marks=pytest.mark.slow) for o in ({"rule": "dana_zero"}, {"staleness_bound": 2})),
+        ],
+    )
     def test_fewer_slots_than_concurrent_workers_are_refused(self, good: DataFrame, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=r"`num_workers` must be at most 2.*local\[2,2\].*num_workers=3"):
             train(good, num_workers=3, **options)

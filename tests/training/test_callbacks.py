@@ -220,6 +220,7 @@ class RecordsEnd(Callback):
         self.received.append(error)
 
 
+@pytest.mark.slow
 def test_callbacks_of_keras_work_in_a_spark_job(spark: SparkSession, tmp_path: Path) -> None:
     seen: list[Any] = []
     theirs = [
@@ -281,6 +282,7 @@ class StopAtRates(Callback):
             context.stop("rates enough")
 
 
+@pytest.mark.slow
 def test_workers_train_with_the_rates_that_a_callback_sets(spark: SparkSession) -> None:
     """The steps are those of Keras with each commit's rate; the first epoch's rate is set before its first step."""
     x, y = blobs(64)
@@ -329,6 +331,7 @@ def test_on_end_sees_the_last_commits(spark: SparkSession, monkeypatch: pytest.M
 
 
 class TestErrors:
+    @pytest.mark.slow
     def test_a_callback_that_raises_ends_the_job_with_its_error(self, spark: SparkSession) -> None:
         class Failing(Callback):
             def on_center(self, context: CallbackContext) -> None:

@@ -22,10 +22,8 @@ def test_a_job_on_two_executors_survives_a_killed_executor(tmp_path: Path, kill:
 
 
 # Six slots: for the sequencer, two shards, two workers, and the driver's requests.
-@pytest.mark.parametrize(
-    "kill",
-    ["shard", *(pytest.param(k, marks=pytest.mark.slow) for k in ("server", "shard_executor", "server_executor"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", ["shard", "server", "shard_executor", "server_executor"])
 def test_a_job_with_shards_in_the_cluster_survives_kills(tmp_path: Path, kill: str) -> None:
     started = cluster_job.start(tmp_path, "classic", "local-cluster[2,3,1024]", f"{kill}@shards")
     found = cluster_job.outcomes(started, patience(280))[f"{kill}@shards"]

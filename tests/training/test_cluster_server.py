@@ -173,6 +173,7 @@ def kinds(events: Events) -> list[str]:
     return [event.kind for event in events.all()]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_suspended_while_executors_look_for_it_is_not_taken_for_a_wrong_network(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

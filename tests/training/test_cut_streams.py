@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from pyspark.sql import Row, SparkSession
 from support.training.small_jobs import EPOCHS, ROWS, counter
 from support.training.spark_jobs import counting_rows, counts
@@ -14,6 +15,7 @@ from support.training.spark_jobs import counting_rows, counts
 from distkeras.spark.record_stream import ROWS_SETTING
 
 
+@pytest.mark.slow
 def test_no_row_is_lost_if_reading_the_input_fails_once(spark: SparkSession, tmp_path: Path) -> None:
     rows, failed = counting_rows(spark, ROWS).coalesce(1), tmp_path / "failed"
 

@@ -51,6 +51,7 @@ def messages(trainer: Trainer) -> list[dict[str, Any]]:
     return [json.loads(entry.data) for entry in read_since(watch_of(trainer).path)]
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_numbers_of_the_tables(spark: SparkSession, clouds: DataFrame, tmp_path: Path) -> None:
     trainer = trainer_of()
     with Dashboard.of(trainer) as dashboard:

@@ -28,6 +28,7 @@ from distkeras.ps.errors import ConfigurationError, EmptyDataError
 from distkeras.ps.rules.daso import Daso
 
 
+@pytest.mark.slow
 def test_the_workers_of_one_host_are_one_node(spark: SparkSession) -> None:
     df = partitions(spark, 2)
     trainer = job(Daso(), workers=2, epochs=2)
@@ -36,14 +37,19 @@ def test_the_workers_of_one_host_are_one_node(spark: SparkSession) -> None:
     np.testing.assert_array_equal(model.get_weights()[0].ravel(), trace.mean)
 
 
-REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+REFUSED: list[Any] = [
     ({"nodes": 2}, {"num_workers": 3}, "multiple of the rule's `nodes`, 2. Received: num_workers=3"),
-    ({}, {"num_workers": 9}, "`num_workers` must be at most 2"),
-    ({"warm_up": 2}, {"num_epoch": 2}, "`num_epoch` must be at least those of warm-up and cool-down, 2 [+] 1"),
-    ({}, {"max_skipped": 1}, "`max_skipped` must be 0"),
-    ({}, {"network": Network(server="cluster")}, "`server` must be 'driver'"),
-    ({}, {"network": Network(tls=True)}, "`tls` must be False"),
-    ({}, {"tables": "embedding"}, '`tables` must be "auto" or "dense"'),
+    pytest.param({}, {"num_workers": 9}, "`num_workers` must be at most 2", marks=pytest.mark.slow),
+    pytest.param(
+        {"warm_up": 2},
+        {"num_epoch": 2},
+        "`num_epoch` must be at least those of warm-up and cool-down, 2 [+] 1",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param({}, {"max_skipped": 1}, "`max_skipped` must be 0", marks=pytest.mark.slow),
+    pytest.param({}, {"network": Network(server="cluster")}, "`server` must be 'driver'", marks=pytest.mark.slow),
+    pytest.param({}, {"network": Network(tls=True)}, "`tls` must be False", marks=pytest.mark.slow),
+    pytest.param({}, {"tables": "embedding"}, '`tables` must be "auto" or "dense"', marks=pytest.mark.slow),
 ]
 
 
@@ -71,6 +77,7 @@ def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> N
         Trainer(linear_model(), "daso", **options)
 
 
+@pytest.mark.slow
 def test_a_partition_without_rows_is_an_error(spark: SparkSession) -> None:
     rows = [([0.0] * SIZE, float(worker)) for worker in (0, 1) for _ in range(ROWS)]
     df = spark.createDataFrame(spark.sparkContext.parallelize(rows, 2), "features array<float>, label float")

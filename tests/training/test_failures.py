@@ -145,12 +145,13 @@ class TestInsideATask:
         assert caught.value.step == 0
         assert "picky" in present(caught.value.remote_traceback)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("rule", "text"),
         [
             ("downpour", "a commit holds"),
             # The server makes the steps: its own arithmetic overflows, with gradients that are finite.
-            pytest.param("asgd", "rule 'asgd' made the center non-finite", marks=pytest.mark.slow),
+            ("asgd", "rule 'asgd' made the center non-finite"),
         ],
     )
     def test_a_diverging_model_is_an_error(self, spark: SparkSession, rule: str, text: str) -> None:
@@ -259,6 +260,7 @@ class TestKilledWorkers:
         for _, own in history.groupby("worker"):
             assert own.iteration.tolist() == list(range(len(own)))
 
+    @pytest.mark.slow
     def test_a_source_that_yields_other_rows_the_second_time_is_named(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:

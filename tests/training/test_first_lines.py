@@ -11,6 +11,7 @@ from typing import Any, cast
 import keras
 import pytest
 from pyspark.sql import SparkSession
+from support.cases import rest_slow
 from support.present import present
 from support.training.spark_jobs import wrong_model
 
@@ -61,10 +62,20 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no DataFrame to fit": (lambda df: KerasEstimator(wrong_model(), loss=SPARSE).fit(cast("Any", [1])), "dataset"),
     "no DataFrame to evaluate": (lambda df: LossEvaluator().evaluate(cast("Any", "rows.parquet")), "dataset"),
 }
+#: One call of each kind of object.
+CALLS_BY_DEFAULT = (
+    "transform",
+    "evaluate, in a job",
+    "a predictor's constructor",
+    "an estimator",
+    "saving",
+    "a name of dist-keras",
+    "no DataFrame to evaluate",
+)
 
 
 class TestWhatIsShown:
-    @pytest.mark.parametrize("name", CALLS)
+    @pytest.mark.parametrize("name", rest_slow(CALLS, *CALLS_BY_DEFAULT))
     def test_the_error_of_an_invalid_call_is_short(self, spark: SparkSession, name: str) -> None:
         call, argument = CALLS[name]
         df = spark.createDataFrame(GOOD, "features array<float>, label int").selectExpr("*", "double('nan') as nan")
@@ -76,6 +87,7 @@ class TestWhatIsShown:
     def lines(self, error: BaseException) -> list[str]:
         return "".join(traceback.format_exception(error)).splitlines()
 
+    @pytest.mark.slow
     def test_the_error_of_a_bad_row_is_short(self, spark: SparkSession) -> None:
         with pytest.raises(BadValueError) as caught:
             train(spark, [*GOOD, (None, 0)])
@@ -129,7 +141,11 @@ class TestWhatIsNamed:
                 marks=pytest.mark.slow,
             ),
             (lambda df: of_two_columns(decode={"a": abs}).evaluate(df), r"must be of the columns \['a, b', 'label'\]"),
-            (lambda df: of_two_columns(metrics=["AUC"]).evaluate(df), "must have a loss and metrics that fit the data"),
+            pytest.param(
+                lambda df: of_two_columns(metrics=["AUC"]).evaluate(df),
+                "must have a loss and metrics that fit the data",
+                marks=pytest.mark.slow,
+            ),
         ],
     )
     def test_an_error_names_what_the_user_wrote(

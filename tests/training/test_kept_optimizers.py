@@ -70,6 +70,7 @@ def adam(model: keras.Model, **options: Any) -> Trainer:
     )
 
 
+@pytest.mark.slow
 def test_the_next_attempt_begins_with_the_optimizer_state_that_the_killed_worker_sent(
     spark: SparkSession, tmp_path: Path
 ) -> None:

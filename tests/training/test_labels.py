@@ -93,6 +93,7 @@ def trainer(**options: Any) -> Trainer:
     return Trainer(model(), "downpour", **given)
 
 
+@pytest.mark.slow
 def test_a_job_equals_keras_with_columns_together_labels_of_their_own_length_and_weights_of_an_output(
     rows: DataFrame,
 ) -> None:

@@ -47,6 +47,7 @@ def trained_by(trainer: Trainer) -> np.ndarray:
     return np.stack([commits["worker"].to_numpy(), commits["trained_by"].to_numpy()])
 
 
+@pytest.mark.slow
 def test_a_worker_without_work_trains_rows_of_another_one(uneven: DataFrame) -> None:
     epochs, lent = EPOCHS, 0
     while not lent:

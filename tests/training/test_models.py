@@ -38,6 +38,7 @@ class TestModels:
         assert figures["accuracy"] > 0.9
         assert trained.optimizer.get_config()["learning_rate"] == pytest.approx(0.1)
 
+    @pytest.mark.slow
     def test_training_continues_from_the_optimizers_state(self, clouds: DataFrame) -> None:
         """One worker makes the next steps that Keras itself would have made."""
         x, y = blobs(32)
@@ -52,7 +53,8 @@ class TestModels:
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
         assert int(trained.optimizer.iterations) == 0  # each worker has its own state
 
-    @pytest.mark.parametrize("rule", ["downpour", pytest.param("averaging", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rule", ["downpour", "averaging"])
     def test_moving_statistics_reach_the_trained_model(self, clouds: DataFrame, rule: str) -> None:
         inputs = keras.Input((2,))
         normalized = keras.layers.BatchNormalization(momentum=0.5)(inputs)
@@ -65,6 +67,7 @@ class TestModels:
         np.testing.assert_allclose(moving_variance, x.var(0), rtol=0.4)
         assert accuracy(trained, x + 10, y) > 0.95
 
+    @pytest.mark.slow
     def test_sample_weights_scale_the_loss(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame(
             [(np.eye(8)[number].tolist(), 0.0, float(number)) for number in range(8)],
@@ -101,6 +104,7 @@ class TestModels:
             )
             assert counts(trainer.train(rows)) == [factor, 3 * factor] * 4
 
+    @pytest.mark.slow
     def test_a_registered_custom_layer_trains(self, clouds: DataFrame) -> None:
         @keras.saving.register_keras_serializable("notebook")
         class Double(keras.layers.Layer):

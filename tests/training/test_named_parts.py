@@ -87,10 +87,20 @@ def test_a_mapping_trains_each_part_on_its_own_column(rows: DataFrame, loss: Any
     [
         ({"features_col": ["column_a", "column_b"]}, r"`features_col` must be a mapping, \{'item': ..., 'user': ...\}"),
         ({"label_col": ["target_a", "target_b"]}, r"`label_col` must be a mapping, \{'amount': ..., 'price': ...\}"),
-        ({"features_col": {"user": "column_a"}}, r"inputs \['item', 'user'\]. Received: .*'user': 'column_a'"),
-        ({"features_col": {"zz": "column_a", "aa": "column_b"}}, r"inputs \['item', 'user'\]"),
-        ({"label_col": {**OUTPUTS, "more": "target_a"}}, r"outputs \['amount', 'price'\]"),
-        ({"label_col": ["target_a"]}, r"2 outputs of the model, \['amount', 'price'\]"),
+        pytest.param(
+            {"features_col": {"user": "column_a"}},
+            r"inputs \['item', 'user'\]. Received: .*'user': 'column_a'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"features_col": {"zz": "column_a", "aa": "column_b"}}, r"inputs \['item', 'user'\]", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"label_col": {**OUTPUTS, "more": "target_a"}}, r"outputs \['amount', 'price'\]", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"label_col": ["target_a"]}, r"2 outputs of the model, \['amount', 'price'\]", marks=pytest.mark.slow
+        ),
         ({"label_col": {"price": "", "amount": "x"}}, "a mapping: name of an output to its column"),
     ],
 )
@@ -132,6 +142,7 @@ def test_an_estimator_and_its_model_use_names(spark: SparkSession, rows: DataFra
         assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_an_sql_function_takes_arguments_in_the_order_of_its_mapping(spark: SparkSession, rows: DataFrame) -> None:
     expected = named_model().predict(keras_data()[0], verbose=0)
     register_function(spark, "by_name", KerasModel(named_model(), features_col=INPUTS))

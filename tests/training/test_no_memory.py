@@ -22,6 +22,7 @@ SIZE = 30_000_000
 ROOM = 64 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the test sets limits of another process")
 def test_a_center_that_the_server_has_no_memory_for_is_sent_again() -> None:
     start = np.zeros(SIZE, np.float32)

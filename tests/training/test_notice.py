@@ -99,6 +99,7 @@ class EndsServer(Callback):
             self._sent.touch()
 
 
+@pytest.mark.slow
 def test_a_server_saves_all_commits(spark: SparkSession, tmp_path: Path) -> None:
     ends = EndsServer(10, tmp_path / "sent")
     trainer = trainer_of(counting_model(ROWS, step_callback_layer(wait_at_step(40, tmp_path / "sent"))))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras
+import pytest
 from pyspark.sql import SparkSession
 from support.patience import patience
 from support.present import present
@@ -33,6 +34,7 @@ def together(folder: Path, seconds: float) -> Callable[[int], None]:
     return action
 
 
+@pytest.mark.slow
 def test_refused_mini_batches_are_trained_again(spark: SparkSession, tmp_path: Path) -> None:
     trainer = Trainer(
         counting_model(ROWS, step_callback_layer(together(tmp_path, patience(30)))),

@@ -66,9 +66,19 @@ def test_options_that_relays_exclude_are_refused_by_the_constructor(
     ("network", "options", "message"),
     [
         ({"relays": 3}, {}, "`relays` must be at most `num_workers`, 2"),
-        ({"relays": "host", "tls": True}, {}, "`tls` must be False"),
-        ({"relays": "host"}, {"num_workers": 9}, "`num_workers` must be at most 2.*`relays` needs all workers"),
-        ({"relays": "host"}, {"tables": "embedding"}, "`relays` must be None with tables by rows"),
+        pytest.param({"relays": "host", "tls": True}, {}, "`tls` must be False", marks=pytest.mark.slow),
+        pytest.param(
+            {"relays": "host"},
+            {"num_workers": 9},
+            "`num_workers` must be at most 2.*`relays` needs all workers",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"relays": "host"},
+            {"tables": "embedding"},
+            "`relays` must be None with tables by rows",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_options_that_do_not_fit_the_job_are_refused_before_work_starts(

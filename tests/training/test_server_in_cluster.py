@@ -76,6 +76,7 @@ def test_a_worker_that_fails_ends_the_job_with_its_error(spark: SparkSession, tm
     assert failure.value.worker == 0
 
 
+@pytest.mark.slow
 def test_invalid_options_are_refused_before_any_work(spark: SparkSession, tmp_path: Path) -> None:
     rows = counting_rows(spark, ROWS)
     with pytest.raises(ConfigurationError, match=r"`checkpoint` must be a folder that every executor reaches.*None"):

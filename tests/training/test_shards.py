@@ -38,15 +38,16 @@ def trained(spark: SparkSession, rule: Rule, shards: int, **options: Any) -> Tra
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [
-        pytest.param(make("adag", window=3, normalize=False), marks=pytest.mark.slow),
-        pytest.param(make("easgd", window=2), marks=pytest.mark.slow),
-        pytest.param(make("fedopt", window=4), marks=pytest.mark.slow),
-        pytest.param(make("dc_asgd"), marks=pytest.mark.slow),
+        make("adag", window=3, normalize=False),
+        make("easgd", window=2),
+        make("fedopt", window=4),
+        make("dc_asgd"),
         make("smega2"),
-        pytest.param(make("fadas", window=2), marks=pytest.mark.slow),
+        make("fadas", window=2),
     ],
     ids=lambda rule: rule.name,
 )
@@ -93,9 +94,8 @@ def test_a_stream_continues_with_another_number_of_shards(spark: SparkSession, t
         assert counts(training.model()) == expected
 
 
-@pytest.mark.parametrize(
-    "options", [{"lends": True, "num_epoch": 20}, pytest.param({"resume": True}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"lends": True, "num_epoch": 20}, {"resume": True}], ids=str)
 def test_lent_rows_and_a_resumed_job_count_once(spark: SparkSession, options: dict[str, Any], tmp_path: Path) -> None:
     resume = options.pop("resume", False)
     epochs = options.get("num_epoch", EPOCHS)
@@ -126,11 +126,8 @@ class KillOnce(Callback):
             until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.parametrize(
-    "shard",
-    [pytest.param(None, marks=pytest.mark.slow), pytest.param(0, marks=pytest.mark.slow), 1],
-    ids=["sequencer", "shard 0", "shard 1"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [None, 0, 1], ids=["sequencer", "shard 0", "shard 1"])
 def test_a_killed_process_loses_no_row(spark: SparkSession, shard: int | None, tmp_path: Path) -> None:
     kill = KillOnce(shard)
     trainer = counter(make("downpour", window=1), shards=2, num_epoch=20)

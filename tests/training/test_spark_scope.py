@@ -55,6 +55,7 @@ def test_the_jobs_of_a_training_have_its_callers_group(spark: SparkSession) -> N
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
+@pytest.mark.slow
 def test_a_cancelled_group_ends_the_training(spark: SparkSession) -> None:
     rows = counting_rows(spark, ROWS)
     begun = threading.Event()

@@ -170,6 +170,7 @@ def test_invalid_arguments_are_refused_before_work(spark: SparkSession, tmp_path
         trainer.train_stream(sums, checkpoint=checkpoint)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_row_ends_the_stream_with_its_column(spark: SparkSession, tmp_path: Path) -> None:
     arrive(tmp_path / "in", 0, rows_of(0), ROWS)
     stream = arriving(spark, tmp_path / "in").selectExpr("features", "float('nan') AS label")

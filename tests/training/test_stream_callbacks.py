@@ -138,6 +138,7 @@ def test_the_backlog_is_read_from_the_metrics_of_the_sources() -> None:
     assert backlog_of([{"metrics": None}]) == {}
 
 
+@pytest.mark.slow
 def test_callbacks_live_as_long_as_the_stream_and_stop_it(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

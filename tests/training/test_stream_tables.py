@@ -75,6 +75,7 @@ DRAWN = [np.random.default_rng(number).integers(0, ROWS, 30).tolist() for number
 TOUCHES = np.bincount(np.concatenate(DRAWN), minlength=ROWS)
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_a_table_by_rows_counts_each_touch_once(spark: SparkSession, tmp_path: Path) -> None:
     kill = once_at_step(tmp_path / "killed", 3, lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -39,6 +39,7 @@ def files(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("version-*.dks")}
 
 
+@pytest.mark.slow
 def test_each_version_is_published_once_with_the_right_weights(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

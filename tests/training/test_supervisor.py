@@ -58,6 +58,7 @@ def test_the_driver_reconnects_after_the_server_closed_an_idle_connection() -> N
         assert server.restarts == 0
 
 
+@pytest.mark.slow
 def test_a_request_without_an_answer_is_repeated_only_until_its_deadline() -> None:
     """The deadline of the call expires during the second attempt; no other clock is involved."""
     world = LateWorld()
@@ -77,6 +78,7 @@ def test_a_request_without_an_answer_is_repeated_only_until_its_deadline() -> No
         assert len(calls) == 2
 
 
+@pytest.mark.slow
 def test_the_driver_reconnects_if_the_connection_breaks_while_it_publishes() -> None:
     """The server has received the center, but its reply is lost: the driver sends the same center again."""
     cut: list[DriverClient] = []
@@ -109,9 +111,8 @@ class TestSuspendedServer:
         )
         return ServerProcess(settings)
 
-    @pytest.mark.parametrize(
-        "saving", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "with a checkpoint"]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("saving", [False, True], ids=["", "with a checkpoint"])
     def test_a_request_to_a_suspended_server_is_repeated_and_nothing_is_lost(
         self, saving: bool, tmp_path: Path
     ) -> None:
@@ -187,6 +188,7 @@ class TestSuspendedServer:
                 os.kill(process.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_while_it_restarts_is_restarted(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path), every=1)
     process = ServerProcess(ServerSettings(make("downpour"), workers=1, deadlines=PATIENT, checkpoint=checkpoint))

@@ -81,6 +81,7 @@ def test_tables_travel_by_rows_by_default() -> None:
     assert (names(cut), cut.kept_dense) == (BOTH, {})
 
 
+@pytest.mark.slow
 def test_the_choice_does_not_change_the_seeds_of_later_layers() -> None:
     states = []
     for tables in ("auto", "dense"):
@@ -96,18 +97,23 @@ def test_the_choice_does_not_change_the_seeds_of_later_layers() -> None:
         pytest.param(
             "downpour", {"network": Network(wire_format="int8")}, "wire_format='int8'", marks=pytest.mark.slow
         ),
-        ("downpour", {"network": Network(overlap=True)}, "`overlap`"),
+        pytest.param("downpour", {"network": Network(overlap=True)}, "`overlap`", marks=pytest.mark.slow),
         pytest.param("downpour", {"network": Network(relays="host")}, "`relays`", marks=pytest.mark.slow),
         pytest.param("downpour", {"monitoring": Monitoring(measure_gap=True)}, "`measure_gap`", marks=pytest.mark.slow),
         pytest.param("downpour", {"frozen_weights": "some.keras"}, "`frozen_weights`", marks=pytest.mark.slow),
-        ("downpour", {"worker_optimizer": "adam"}, "Adam may move rows that a step does not touch; LazyAdam, of"),
+        pytest.param(
+            "downpour",
+            {"worker_optimizer": "adam"},
+            "Adam may move rows that a step does not touch; LazyAdam, of",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "downpour",
             {"worker_optimizer": keras.optimizers.SGD(0.1, momentum=0.9)},
             "LazyMomentum, of",
             marks=pytest.mark.slow,
         ),
-        (make("agn", window="auto"), {}, "window='auto'"),
+        pytest.param(make("agn", window="auto"), {}, "window='auto'", marks=pytest.mark.slow),
         ("downpour", {"tables": ["wide"], "worker_optimizer": "LazyAdam"}, None),
         pytest.param("downpour", {"tables": ["wide"], "stream": True}, None, marks=pytest.mark.slow),
     ],
@@ -123,6 +129,7 @@ def test_options_that_exclude_rows_keep_tables_dense_with_a_reason(
     assert all(reason in text for text in cut.kept_dense.values())
 
 
+@pytest.mark.slow
 def test_tables_stay_dense_with_a_backend_that_may_add_in_another_order() -> None:
     cut = chosen(one_table(), backend="jax")
     assert cut.kept_dense == {"table": "jax may add up their rows in another order"}
@@ -153,7 +160,7 @@ def test_a_model_without_a_table_is_not_cut() -> None:
 class TestResumedJob:
     """A resumed job continues with the choice that was saved."""
 
-    @pytest.mark.parametrize("job", [{}, {"tables": None}])
+    @pytest.mark.parametrize("job", [{}, pytest.param({"tables": None}, marks=pytest.mark.slow)])
     def test_dense_tables_stay_dense(self, tmp_path: Path, job: dict[str, Any]) -> None:
         save_job(tmp_path, job)
         assert chosen(two_tables(), resumed=tmp_path).kept_dense == dict.fromkeys(
@@ -172,6 +179,7 @@ class TestResumedJob:
         latest.write_bytes(latest.read_bytes()[:20])
         assert names(chosen(two_tables(), resumed=tmp_path)) == ["wide"]
 
+    @pytest.mark.slow
     def test_a_job_without_a_snapshot_chooses_as_a_new_one(self, tmp_path: Path) -> None:
         assert names(chosen(two_tables(), resumed=tmp_path)) == BOTH
         assert names(chosen(two_tables(), resumed=tmp_path / "elsewhere")) == BOTH

@@ -87,7 +87,8 @@ OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adagrad": lambda: keras
 
 
 # Optimizers with a state for each row; the counts below are trained with SGD.
-@pytest.mark.parametrize("optimizer", ["adagrad", pytest.param("sgd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
 def test_the_trajectory_is_that_of_the_dense_exchange_to_the_bit(spark: SparkSession, optimizer: str) -> None:
     df, weights, losses = interactions(spark), [], []
     for tables in (("person", "item"), "dense"):
@@ -234,6 +235,7 @@ class KillServer(Callback):
             self._marker.touch()
 
 
+@pytest.mark.slow
 def test_each_row_counts_once_if_the_server_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     callback, checkpoint = KillServer(tmp_path / "killed"), Checkpoint(str(tmp_path / "saved"), every=5)
     hook = step_callback_layer(wait_at_step(20, tmp_path / "killed"))  # each worker has sent ten commits

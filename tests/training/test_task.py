@@ -45,6 +45,7 @@ def test_a_gpu_that_the_executor_does_not_list_is_refused(addresses: list[str]) 
         visible_devices("4,5", addresses, worker=0)
 
 
+@pytest.mark.slow
 def test_a_process_that_computes_is_not_given_other_gpus() -> None:
     program = """
 import os, sys

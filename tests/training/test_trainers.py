@@ -87,6 +87,7 @@ def test_a_hyperparameter_of_another_rule_is_refused() -> None:
         DOWNPOUR(wrong_model(), sgd(), SPARSE, rho=1.0)
 
 
+@pytest.mark.slow
 def test_each_trainer_learns(clouds: DataFrame) -> None:
     trainer = DOWNPOUR(wrong_model(), sgd(), SPARSE, batch_size=16, num_epoch=2)
     trainer.train(clouds)

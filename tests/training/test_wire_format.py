@@ -40,6 +40,7 @@ def counter(rule: str, **options: Any) -> Trainer:
     )
 
 
+@pytest.mark.slow
 def test_every_row_counts_once_per_epoch(spark: SparkSession) -> None:
     """A payload of 1 is sent as 127 steps of 1/127, with float32 rounding in between."""
     trainer = counter("downpour", num_epoch=3, wire_format="int8")
