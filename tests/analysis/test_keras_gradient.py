@@ -83,6 +83,7 @@ def run(function: KerasGradient) -> np.ndarray:
     return simulate("dana_zero", function.theta0, function, **options).theta
 
 
+@pytest.mark.slow
 def test_runs_with_one_seed_are_bitwise_equal_and_a_restart_repeats_the_run() -> None:
     # The random state of Dropout and the moving averages must be reset, too.
     own = 1 if keras.backend.backend() == "torch" else None  # Otherwise Keras draws from PyTorch's global generator.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.cases import rest_slow
 
 from distkeras.analysis import plots
 from distkeras.ps.errors import ConfigurationError, MissingColumnError
@@ -72,7 +73,7 @@ def test_curves_refuse_invalid_arguments(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("workers", [1, 4, 7, 20])
+@pytest.mark.parametrize("workers", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 7)), 20])
 def test_the_histogram_of_staleness_is_written_as_a_png(tmp_path: Path, workers: int) -> None:
     path = tmp_path / "staleness.png"
     plots.staleness(commits(workers), path)
@@ -94,7 +95,7 @@ def trace(rule: str, steps: int = 200, measure_gap: bool = True) -> Trace:
     )
 
 
-@pytest.mark.parametrize("measure", ["staleness", "gap", "normalized_gap", "scale"])
+@pytest.mark.parametrize("measure", rest_slow(["staleness", "gap", "normalized_gap", "scale"], "staleness", "gap"))
 def test_a_measure_is_written_as_a_png(tmp_path: Path, measure: Any) -> None:
     path = tmp_path / "measure.png"
     runs = {name: trace(name) for name in ("asgd", "dana_zero", "adag")}

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.patience import patience
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("users_program.py")
 
 
+@pytest.mark.slow
 def test_pyright_finds_the_errors_that_mypy_finds(tmp_path: Path) -> None:
     settings = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard", "enableTypeIgnoreComments": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"include": [str(PROGRAM)], **settings}))

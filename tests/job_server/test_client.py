@@ -426,6 +426,7 @@ def blocks(language: str, page: str = "jobs.md") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (GUIDE / page).read_text(), re.M | re.S)
 
 
+@pytest.mark.slow
 def test_the_guides_program_runs(working: None, service: JobService, model: keras.Model) -> None:
     program = "\n".join(blocks("py"))
     for text, replacement in (

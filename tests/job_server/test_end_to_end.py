@@ -77,6 +77,7 @@ def commits(job: RemoteJob) -> int:
     return max((row["clock"] for row in job.metrics() if row["kind"] == "status"), default=0)
 
 
+@pytest.mark.slow
 def test_a_job_survives_the_death_of_its_server(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

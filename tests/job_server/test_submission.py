@@ -115,7 +115,7 @@ def test_every_option_is_tested() -> None:
     ("rule", "names"),
     [
         ("downpour", OPTIONS.keys() - APART),
-        ("asgd", {"learning_rate"}),
+        pytest.param("asgd", {"learning_rate"}, marks=pytest.mark.slow),
         pytest.param("downpour", {"relays"}, marks=pytest.mark.slow),
         pytest.param("downpour", {"shards"}, marks=pytest.mark.slow),
     ],
@@ -182,6 +182,7 @@ def test_a_compilation_of_objects_arrives(service: JobService) -> None:
     assert found.optimizer.get_config() == optimizer.get_config()
 
 
+@pytest.mark.slow
 def test_the_state_of_an_optimizer_arrives(service: JobService) -> None:
     model = dense()
     model.compile("adam", "sparse_categorical_crossentropy")
@@ -193,6 +194,7 @@ def test_the_state_of_an_optimizer_arrives(service: JobService) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_trainer_of_dist_keras_sends_the_values_of_its_setters(service: JobService) -> None:
     trainer = DOWNPOUR(dense(), "adam", "mse", features_col="a", label_col="b", batch_size=9, num_workers=2)
     trainer.set_num_epoch(4)

@@ -15,14 +15,8 @@ from support.training import exact_rows
 pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="other backends add up in another order"),
     pytest.mark.timeout(600),
+    pytest.mark.slow,
 ]
-
-
-#: The cases of the default suite. The others are slow.
-BY_DEFAULT = {
-    "names, two outputs, moving statistics",
-}
-PARAMETERS = [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.slow]) for name in exact_rows.cases()]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +39,6 @@ def results(request: pytest.FixtureRequest) -> dict[str, str | None]:
     return found
 
 
-def test_the_default_cases_exist() -> None:
-    assert exact_rows.cases().keys() >= BY_DEFAULT
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", exact_rows.cases())
 def test_rows_are_trained_like_the_whole_table(results: dict[str, str | None], name: str) -> None:
     assert results[name] is None, results[name]

@@ -91,9 +91,8 @@ def test_settings_arrive_as_text_and_invalid_ones_are_refused() -> None:
             from_text(to_text(settings))
 
 
-@pytest.mark.parametrize(
-    "policy", ["mixed_float16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixed_bfloat16", "float64"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_a_worker_computes_under_the_global_policy(policy: str) -> None:
     """The worker's process has the default policy; so has the driver when it builds."""
     x, y = np.random.default_rng(0).normal(size=(4, 4, 2)), np.ones((4, 2))

@@ -205,6 +205,7 @@ def test_a_layer_that_was_frozen_once_it_was_trained_is_refused_before_work(opti
     compare(model, gradient=True)  # whose steps are taken elsewhere
 
 
+@pytest.mark.slow
 def test_a_users_fit_continues_as_if_nothing_had_been() -> None:
     x, y = np.random.default_rng(0).normal(size=(16, 3)), np.ones((16, 2))
     losses = []

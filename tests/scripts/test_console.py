@@ -76,7 +76,8 @@ def test_debug_shows_the_traceback_and_the_logs_of_libraries(files: Path, tmp_pa
     assert "log4j" in ended.stderr
 
 
-@pytest.mark.parametrize("saved", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [True, False])
 def test_ctrl_c_prints_the_progress_and_how_to_continue(
     train: ModuleType,
     spark: SparkSession,

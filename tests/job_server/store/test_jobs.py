@@ -204,6 +204,7 @@ def share(url: str, jobs: set[str]) -> Counter[str]:
     return Counter(server for server, job in found if job is not None)
 
 
+@pytest.mark.slow
 def test_servers_of_one_database_do_not_claim_a_job_twice(
     store: JobStore, people: dict[str, Account], engine: Engine
 ) -> None:
