@@ -97,7 +97,6 @@ def test_the_guide_runs(path: Path, started: dict[str, Any]) -> None:
     run(path, dict(started))
 
 
-@pytest.mark.slow
 def test_the_readmes_program_runs(spark: SparkSession) -> None:
     """With fewer rows than the page has, in the session of all tests."""
     program = blocks(README, "python")[0]

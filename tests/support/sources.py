@@ -34,12 +34,14 @@ def text_of(path: Path) -> str:
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
     # Searching the nodes for garbage, again and again as their number grows, takes longer than parsing.
+    enabled = gc.isenabled()
     gc.disable()
     try:
         return ast.parse(text_of(path))
     finally:
         gc.freeze()
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 @functools.cache
