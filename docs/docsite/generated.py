@@ -72,6 +72,14 @@ FURTHER_FIGURES = (
     ("ps", "19.2 MB, 8 workers in 2 groups", "naive", "windows of 8 workers in two relay groups, "
      "compared with 8 workers without relays"),
     ("link", "19.2 MB exchange, int8, 1 Gbps", "naive", "exchanges in int8 at 1 Gbps, compared with float32"),
+    ("shards", "loopback, 19.2 MB, two shards", "naive", "exchanges of 19.2 MB on one machine with two shards, "
+     "compared with one server over its connection"),
+    ("shards", "loopback, 19.2 MB, two shards, shared memory", "naive", "the same, compared with one server that "
+     "shares memory with the worker, as it does there"),
+    ("shards", "1 Gbit/s links, 100 MB, 2 shards", "naive", "exchanges of 100 MB with two shards, each with a link of "
+     "1 Gbit/s, compared with one server"),
+    ("shards", "1 Gbit/s links, 100 MB, 4 shards", "naive", "exchanges of 100 MB with four such shards, compared with "
+     "one server"),
     ("start", "S, 3 epochs, DOWNPOUR, window 10, batches of 128, a session of `distkeras.spark`", "naive", "short "
      "whole job in a session of `distkeras.spark`, compared with elephas"),
     ("start", "cross-validation, 12 fits of S, 3 epochs, DOWNPOUR, window 10, batches of 128", "naive",
