@@ -30,8 +30,8 @@ from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.variables import numpy_value
 from distkeras.ps.errors import ConfigurationError
 
-#: Jobs in all parts without `--pairs`.
-MANY = 400
+#: Jobs in all parts without `--pairs`: by default, and in the slow tests.
+FEW, MANY = 2, 400
 PARTS = 4
 #: Models that are loaded in two ways by default.
 LOADED = 6
@@ -104,11 +104,14 @@ def test_every_drawn_value_is_drawn_soon() -> None:
     assert {metric for job in jobs for metric in job.metrics} == {*parts.METRICS}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # of drawn values that overflow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_one_worker_trains_as_keras_does(part: int, pytestconfig: pytest.Config) -> None:
-    require_equal(range(part, pytestconfig.getoption("pairs") or MANY, PARTS))
+@pytest.mark.parametrize(
+    ("part", "jobs"),
+    [(0, FEW), *(pytest.param(part, MANY, marks=pytest.mark.slow) for part in range(PARTS))],
+)
+def test_one_worker_trains_as_keras_does(part: int, jobs: int, pytestconfig: pytest.Config) -> None:
+    jobs = pytestconfig.getoption("pairs") or jobs
+    require_equal(range(jobs) if jobs == FEW else range(part, jobs, PARTS))
 
 
 def require_equal(numbers: range) -> None:

@@ -69,10 +69,9 @@ def test_each_row_has_the_prediction_of_its_groups_model(fitted: KerasGroupModel
     for row in rows:
         assert row["probability"][1] == pytest.approx(by_row[tuple(row["features"])], abs=1e-6)
         assert row["prediction"] == float(row["probability"][1] > 0.5)
-    labels = np.array([row["label"] for row in rows])
-    assert np.mean(labels == [row["prediction"] for row in rows]) > 0.9
-    one = np.asarray(fitted.groups.model("s0")(np.array([row["features"] for row in rows], np.float32)))[:, 0]
-    assert np.mean(labels == (one > 0.5)) < 0.7
+    assert AccuracyEvaluator(prediction_col="prediction", label_col="label").evaluate(scored) > 0.9
+    one = KerasModel(fitted.groups.model("s0")).transform(df)
+    assert AccuracyEvaluator(prediction_col="prediction", label_col="label").evaluate(one) < 0.7
 
 
 @pytest.mark.slow

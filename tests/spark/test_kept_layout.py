@@ -15,8 +15,8 @@ from distkeras.data.columns import Column
 from distkeras.data.ordering import partitioned
 from distkeras.spark.kept_layout import Arrangement, KeptLayout
 
-#: Pairs of layouts that are drawn without `--pairs`.
-PAIRS = 200
+#: Pairs of layouts that are drawn without `--pairs`: by default, and in the slow test.
+FEW, MANY = 4, 200
 
 
 @pytest.fixture
@@ -173,13 +173,14 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.mark.slow
+# The seed of the few pairs is one with which a layout is reused.
+@pytest.mark.parametrize(("pairs", "seed"), [(FEW, 4), pytest.param(MANY, 20, marks=pytest.mark.slow)])
 def test_the_second_of_two_drawn_jobs_reads_the_same_rows_as_alone(
-    spark: SparkSession, pytestconfig: pytest.Config
+    spark: SparkSession, pairs: int, seed: int, pytestconfig: pytest.Config
 ) -> None:
     """The second of two jobs that differ in one setting reads the same rows as it would alone."""
-    pairs = pytestconfig.getoption("--pairs") or PAIRS
-    draw = random.Random(20)
+    pairs = pytestconfig.getoption("--pairs") or pairs
+    draw = random.Random(seed)
     base = spark.range(24).selectExpr("id as x", "id % 4 as y", "id % 5 + 0.5 as w").persist()
     spark.range(7).write.mode("overwrite").saveAsTable("changing")
     layout, reused = KeptLayout(), 0
