@@ -25,8 +25,8 @@ from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.metric_columns import in_columns, with_arrays
 from distkeras.ps.errors import ConfigurationError, LocalProtocolError
 from distkeras.ps.events import Events
+from distkeras.ps.protocol.driver_messages import Records, Status
 from distkeras.ps.protocol.loop import NO_ROWS
-from distkeras.ps.protocol.messages import Records, Status
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.validate import require_boolean, require_choice, require_integer, require_number, require_text
 from distkeras.settings import JobFacts
@@ -71,7 +71,7 @@ class CenterWeights(NamedTuple):
         Args:
             driver: asks the server.
             tables: all that travel by rows, of which those come as a whole that the driver holds.
-            wants: the rows that come of the others; see `messages.Inspect`.
+            wants: the rows that come of the others; see `driver_messages.Inspect`.
         """
         whole = [shape for shape in tables if not shape.partial]
         if whole:
@@ -160,7 +160,7 @@ class JobOver(Exception):
     """The job is over, and its server does not answer any more. This ends the call of the callback that asks."""
 
 
-#: Numbers of the requests of this process to set values, which rise: see `messages.SetValues`.
+#: Numbers of the requests of this process to set values, which rise: see `driver_messages.SetValues`.
 _REQUESTS = itertools.count(1)
 
 

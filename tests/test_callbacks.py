@@ -22,7 +22,7 @@ from distkeras.callbacks import (
 from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError, EmptyDataError, LocalProtocolError
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.training.callback_runner import begin_callbacks, require_callbacks
 
 STATUS = Status(0, 2, 0, 0, 0, math.nan, math.nan)

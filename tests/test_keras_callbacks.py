@@ -19,7 +19,7 @@ from distkeras.data.batches import Batch
 from distkeras.keras_callbacks import REFUSED, with_keras_callbacks
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.training.callback_runner import require_callbacks
 
 ROWS = Batch(0, 0, True, x=(np.ones((1, 1), np.float32),), y=(np.zeros((1, 1), np.float32),), weight=None)

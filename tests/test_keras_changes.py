@@ -22,8 +22,9 @@ from distkeras.data.batches import Batch
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.settable import settable
 from distkeras.ps.errors import ConfigurationError
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.ps.protocol.loop import Loop
-from distkeras.ps.protocol.messages import Status, Welcome
+from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules import Rule, make
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker, work

@@ -23,7 +23,7 @@ from support.training.spark_jobs import blobs, table
 from distkeras import KerasCallbacks, KerasEstimator, MLflowLogger, Trainer, rules
 from distkeras.callbacks import Callback, CallbackContext, TrainingSetup
 from distkeras.ps.errors import ConfigurationError
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 
 pytestmark = pytest.mark.slow
 

@@ -274,7 +274,7 @@ class WorkerRows:
         return fresh
 
     def set_table(self, table: np.ndarray) -> set[int]:
-        """Note which workers train, from a `messages.WorkerTable`; return the workers whose state has changed."""
+        """Note which workers train, from a `WorkerTable` message; return the workers whose state has changed."""
         table = table[table[:, 0] < len(self._state)]
         joined = table[:, 0].astype(np.int64)
         state, attempt = self._state.copy(), self._attempt.copy()
@@ -514,7 +514,7 @@ class JobRecord:
                 self._sums.buckets.add(count, 0, place, 1.0)
 
     def set_table(self, table: np.ndarray) -> None:
-        """Note which workers train, from rows of `messages.WorkerTable`."""
+        """Note which workers train, from rows of `driver_messages.WorkerTable`."""
         self._sent.workers.update(self.workers.set_table(table))
 
     def whole(self) -> dict[str, Any]:

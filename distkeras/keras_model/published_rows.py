@@ -15,7 +15,7 @@ import numpy as np
 
 from distkeras.keras_model.stored_rows import Block, SavedRows, listed_files, write_files, write_list
 from distkeras.ps.errors import ConfigurationError, DistkerasError, SnapshotError
-from distkeras.ps.protocol.messages import ALL_ROWS
+from distkeras.ps.protocol.driver_messages import ALL_ROWS
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.files import below, open_files

@@ -26,7 +26,7 @@ from distkeras.callbacks import (
 )
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, JobStoppedError
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.ps.transport.driver_client import DriverClient
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.snapshots import saved_job
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.events import Events
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.layout import Layout
-from distkeras.ps.protocol.messages import Status
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
 from distkeras.ps.server.process import StartRequest
 from distkeras.ps.settings import ServerSettings, WorkerSettings

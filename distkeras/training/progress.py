@@ -16,7 +16,7 @@ import numpy as np
 from tqdm.std import tqdm
 
 from distkeras.ps.events import Events
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class StallDetector:
         self._reported: dict[int, tuple[int, int]] = {}
 
     def check(self, workers: np.ndarray) -> None:
-        """Report the stalls of a `messages.WorkerTable`: float64 rows of worker, attempt, last commit, its age."""
+        """Report the stalls of a `WorkerTable` message: float64 rows of worker, attempt, last commit, its age."""
         for *numbers, seconds in workers[workers[:, 3] >= self.after].tolist():
             worker, attempt, sequence = map(int, numbers)
             silence = (attempt, sequence)

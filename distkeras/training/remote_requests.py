@@ -28,8 +28,9 @@ from distkeras.ps.errors import (
     SnapshotError,
     headline,
 )
+from distkeras.ps.protocol.driver_messages import InspectRows, TableRows
 from distkeras.ps.protocol.framing import decode, encode
-from distkeras.ps.protocol.messages import Fault, InspectRows, Message, TableRows, error_of, fault_of
+from distkeras.ps.protocol.messages import Fault, Message, error_of, fault_of
 from distkeras.ps.protocol.shard_messages import ListShards, Shards
 from distkeras.ps.server.start_report import started_from_json
 from distkeras.ps.shards.spread_driver import WholeDriverClient

@@ -19,7 +19,7 @@ from distkeras.ps.center.micro_batches import NO_MICRO_BATCH
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DeadlineError, DistkerasError, EmptyDataError
 from distkeras.ps.events import Events
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.ps.server.process import ServerProcess, spawn_server
 from distkeras.ps.server.start_report import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient

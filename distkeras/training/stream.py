@@ -42,7 +42,7 @@ from distkeras.ps.errors import (
     WorkerError,
     headline,
 )
-from distkeras.ps.protocol.messages import NO_CHANGES, MicroBatchBegun
+from distkeras.ps.protocol.driver_messages import NO_CHANGES, MicroBatchBegun
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.server.start_report import ResumePoint
 from distkeras.ps.transport.driver_client import DriverClient

@@ -15,85 +15,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 
+from distkeras.ps.center.arithmetic import CheckedArithmetic
 from distkeras.ps.center.buffers import Buffer, Chunks, Pool, ViewAhead
 from distkeras.ps.center.commit_log import CommitLog, CommitOutcome
 from distkeras.ps.center.driver_values import DriverValues
-from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease
+from distkeras.ps.center.leases import Leases, LeaseState, MicroBatch, PartitionLease, window_by_speed
 from distkeras.ps.center.living_tables import LivingTable
 from distkeras.ps.center.loans import Lending
 from distkeras.ps.center.schedulers import Round, Scheduler, Synchronous, scheduler_for
 from distkeras.ps.center.tables import Table
-from distkeras.ps.errors import ConfigurationError, NonFiniteError, RelayLostError, RemoteProtocolError
+from distkeras.ps.errors import ConfigurationError, RelayLostError, RemoteProtocolError
 from distkeras.ps.protocol.loop import NO_FLOATS, Position
 from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.rules.base import BLOCK, Context, Rule, Scalars, Vector
 from distkeras.ps.rules.schedules import Schedule, schedule_of
-
-#: A quotient that is below a whole number by at most this share is rounded up: times are sums of rounded numbers.
-_ROUNDING = 1e-9
-
-
-def window_by_speed(longest: int, speed: float | None, speeds: Iterable[float | None]) -> int:
-    r"""Return the steps of a worker's next window: :math:`H_k = \max(1, \lfloor H v_k / v_{\max} \rfloor)`.
-
-    Args:
-        longest: H, the window of the fastest worker.
-        speed: v_k, the worker's speed, steps per second; None: it is not measured yet, and the window is H.
-        speeds: the speeds of all active workers, including this one.
-
-    Reference:
-        Liu et al. 2024 (arXiv 2401.09135), Equation 6: dynamic local updates (DyLU).
-    """
-    if speed is None:
-        return longest
-    fastest = max(other for other in speeds if other is not None)
-    return max(1, math.floor(longest * (speed / fastest) * (1 + _ROUNDING)))
-
-
-class CheckedArithmetic:
-    """A context manager that raises NonFiniteError at an overflow or an invalid operation of numpy; not thread-safe."""
-
-    def __init__(self, rule: str, *, enabled: bool) -> None:
-        self._rule = rule
-        self.enabled = enabled
-        #: Whether an error was raised: the vectors may be updated in part.
-        self.failed = False
-        self._where: tuple[int, int | None, int] = (-1, None, 0)
-        self._flags = np.errstate()
-
-    def of(self, worker: int, step: int | None, clock: int) -> CheckedArithmetic:
-        """Return this object, for a commit of ``worker``; the arguments are for the text of an error."""
-        self._where = worker, step, clock
-        return self
-
-    def __enter__(self) -> None:
-        if self.enabled:
-            self._flags = np.errstate(over="raise", divide="raise", invalid="raise")
-            self._flags.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.failed = self.failed or error is not None
-        if not self.enabled:
-            return
-        self._flags.__exit__(kind, error, trace)
-        if isinstance(error, ArithmeticError):
-            worker, step, clock = self._where
-            raise NonFiniteError(
-                f"rule {self._rule!r} made the center non-finite at clock {clock}: {error}. "
-                "Lower the learning rate or clip gradients",
-                worker=worker,
-                step=step,
-            ) from error
 
 
 class Released(NamedTuple):
@@ -166,7 +108,7 @@ class Center:
         self.clock = 0
         #: Clock and epoch at which the current partitions began; not (0, 0) after the number of workers has changed.
         self.began = (0, 0)
-        #: Names of the history's columns, in the format of `messages.Records`; empty until a worker has sent them.
+        #: Names of the history's columns, in the format of `Records`; empty until a worker has sent them.
         self.metrics = ""
         #: The reason why the job ends early; None: it does not. If set, each reply asks the worker to leave.
         self.stopping: str | None = None

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
+from distkeras.ps.protocol.driver_messages import SetValues
 from distkeras.ps.protocol.loop import NO_ROWS
-from distkeras.ps.protocol.messages import SetValues
 from distkeras.ps.rules.base import Rule
 from distkeras.ps.rules.schedules import Constant, Schedule
 

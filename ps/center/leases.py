@@ -10,7 +10,8 @@ Rules:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,6 +75,8 @@ class StateMemory:
 NO_ATTEMPT = -1
 #: Seconds for which a loan is kept for the worker to which it was promised.
 PROMISE_SECONDS = 10.0
+#: A quotient that is below a whole number by at most this share is rounded up: times are sums of rounded numbers.
+_ROUNDING = 1e-9
 #: The shortest duration of a window that is assumed, in seconds, so that speeds are finite.
 _SHORTEST = 1e-9
 
@@ -412,3 +415,20 @@ class Leases(dict[int, PartitionLease]):
         if lease.finished and worker >= self._workers:
             raise LeaseLostError("the loan has ended, because the job ends early", worker=worker)
         return lease
+
+
+def window_by_speed(longest: int, speed: float | None, speeds: Iterable[float | None]) -> int:
+    r"""Return the steps of a worker's next window: :math:`H_k = \max(1, \lfloor H v_k / v_{\max} \rfloor)`.
+
+    Args:
+        longest: H, the window of the fastest worker.
+        speed: v_k, the worker's speed, steps per second; None: it is not measured yet, and the window is H.
+        speeds: the speeds of all active workers, including this one.
+
+    Reference:
+        Liu et al. 2024 (arXiv 2401.09135), Equation 6: dynamic local updates (DyLU).
+    """
+    if speed is None:
+        return longest
+    fastest = max(other for other in speeds if other is not None)
+    return max(1, math.floor(longest * (speed / fastest) * (1 + _ROUNDING)))

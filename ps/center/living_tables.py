@@ -21,7 +21,7 @@ import numpy as np
 
 from distkeras.ps.center.tables import PartialTable, Table
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.messages import NO_CHANGES
+from distkeras.ps.protocol.driver_messages import NO_CHANGES
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, initial_rows
 from distkeras.ps.rules.base import Chunk, Vector
 
@@ -186,7 +186,7 @@ class LivingTable(PartialTable):
     def begin_changes(self, since: int, clock: int) -> bool:
         """Note that a driver reads the changes since clock ``since``, at which it has read before, or all rows.
 
-        Return False if the changes are not known, so that it must read all rows; see `messages.BeginChanges`.
+        Return False if the changes are not known, so that it must read all rows; see `driver_messages.BeginChanges`.
         """
         if since == NO_CHANGES:
             self._since = self._read_at = None

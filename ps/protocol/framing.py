@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
+from distkeras.ps.protocol.driver_messages import TableRows
 from distkeras.ps.protocol.loop import NO_BYTES
 from distkeras.ps.protocol.messages import (
     Answer,
@@ -51,7 +52,6 @@ from distkeras.ps.protocol.messages import (
     Message,
     PeerVector,
     Proof,
-    TableRows,
 )
 from distkeras.ps.protocol.registry import MESSAGES
 from distkeras.ps.protocol.shard_messages import SendPart

@@ -2,99 +2,31 @@
 
 from __future__ import annotations
 
-from distkeras.ps.protocol.messages import (
-    Abort,
-    Ack,
-    Announce,
-    Answer,
-    AskForWork,
-    BeginChanges,
-    BeginMicroBatch,
-    CenterReply,
-    Challenge,
-    ChangesBegun,
-    Commit,
-    Drain,
-    EndEarly,
-    Fault,
-    FetchBatches,
-    FetchModel,
-    FetchOptimizer,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Inspect,
-    InspectRows,
-    KeepOptimizer,
-    KeptOptimizer,
-    Leave,
-    ListWorkers,
-    Loan,
-    Members,
-    Message,
-    MicroBatchBegun,
-    ModelFile,
-    Observe,
-    Occupancy,
-    OfferRows,
-    OptimizerTaken,
-    PeerLoss,
-    PeerVector,
-    Probe,
-    Proof,
-    Publish,
-    PublishRows,
-    Pull,
-    Records,
-    RemoveRows,
-    RowsPublished,
-    SentBatch,
-    SetValues,
-    Status,
-    TableRows,
-    Waiting,
-    Welcome,
-    WorkerTable,
-)
-from distkeras.ps.protocol.shard_messages import (
-    AddUp,
-    AskRole,
-    AskRows,
-    AskTicket,
-    DividedCommit,
-    DividedInspect,
-    DividedRemoval,
-    DividedReply,
-    FetchSlice,
-    Greet,
-    LatestTicket,
-    ListShards,
-    PartSaved,
-    PartStored,
-    PublishSize,
-    PublishSlice,
-    ReadRows,
-    RegisterShard,
-    Role,
-    SendPart,
-    ShardFault,
-    Shards,
-    TakeTickets,
-    Tickets,
-    Total,
-)
+from distkeras.ps.protocol import driver_messages as driver
+from distkeras.ps.protocol import messages
+from distkeras.ps.protocol import shard_messages as shard
 
 #: Wire code = position. Append only, and raise `framing.VERSION` when a message changes.
-MESSAGES: tuple[type[Message], ...] = (
-    *(Challenge, Answer, Proof, Hello, Pull, Commit, Leave),  # from 0
-    *(Welcome, CenterReply, Ack, Publish, FetchModel, ModelFile, Observe),  # from 7
-    *(Status, Inspect, Drain, Records, Abort, Fault, Probe),  # from 14
-    *(Occupancy, Waiting, EndEarly, ListWorkers, WorkerTable, Heartbeat, Goodbye),  # from 21
-    *(KeepOptimizer, FetchOptimizer, KeptOptimizer, OptimizerTaken, PublishRows, RowsPublished, InspectRows),  # from 28
-    *(TableRows, BeginMicroBatch, MicroBatchBegun, Announce, Members, PeerVector, PeerLoss),  # from 35
-    *(SetValues, RemoveRows, BeginChanges, ChangesBegun),  # from 42
-    *(OfferRows, AskForWork, Loan, FetchBatches, SentBatch),  # from 46
-    *(DividedCommit, DividedReply, PublishSize, PublishSlice, Greet, SendPart, AskRows, FetchSlice),  # from 51
-    *(RegisterShard, ListShards, Shards, TakeTickets, Tickets, PartStored, ShardFault, PartSaved),  # from 59
-    *(DividedInspect, DividedRemoval, AskTicket, LatestTicket, ReadRows, AddUp, Total, AskRole, Role),  # from 67
-)
+#: Each line ends with the code of its first message.
+MESSAGES: tuple[type[messages.Message], ...] = (
+    messages.Challenge, messages.Answer, messages.Proof, messages.Hello, messages.Pull, messages.Commit,  # 0
+    messages.Leave,  # 6
+    messages.Welcome, messages.CenterReply, messages.Ack, driver.Publish, messages.FetchModel,  # 7
+    messages.ModelFile, driver.Observe,  # 12
+    driver.Status, driver.Inspect, driver.Drain, driver.Records, driver.Abort, messages.Fault,  # 14
+    messages.Probe,  # 20
+    messages.Occupancy, messages.Waiting, driver.EndEarly, driver.ListWorkers, driver.WorkerTable,  # 21
+    messages.Heartbeat, driver.Goodbye,  # 26
+    messages.KeepOptimizer, messages.FetchOptimizer, messages.KeptOptimizer, messages.OptimizerTaken,  # 28
+    driver.PublishRows, driver.RowsPublished, driver.InspectRows,  # 32
+    driver.TableRows, driver.BeginMicroBatch, driver.MicroBatchBegun, messages.Announce,  # 35
+    messages.Members, messages.PeerVector, messages.PeerLoss,  # 39
+    driver.SetValues, driver.RemoveRows, driver.BeginChanges, driver.ChangesBegun,  # 42
+    messages.OfferRows, messages.AskForWork, messages.Loan, messages.FetchBatches, messages.SentBatch,  # 46
+    shard.DividedCommit, shard.DividedReply, shard.PublishSize, shard.PublishSlice, shard.Greet,  # 51
+    shard.SendPart, shard.AskRows, shard.FetchSlice,  # 56
+    shard.RegisterShard, shard.ListShards, shard.Shards, shard.TakeTickets, shard.Tickets,  # 59
+    shard.PartStored, shard.ShardFault, shard.PartSaved,  # 64
+    shard.DividedInspect, shard.DividedRemoval, shard.AskTicket, shard.LatestTicket, shard.ReadRows,  # 67
+    shard.AddUp, shard.Total, shard.AskRole, shard.Role,  # 72
+)  # fmt: skip

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from distkeras.ps.protocol.driver_messages import Inspect, InspectRows, RemoveRows
 from distkeras.ps.protocol.loop import NO_BYTES, NO_ROWS, Bytes, Floats, Rows
-from distkeras.ps.protocol.messages import CenterReply, Commit, Fault, Inspect, InspectRows, Message, RemoveRows
+from distkeras.ps.protocol.messages import CenterReply, Commit, Fault, Message
 from distkeras.ps.protocol.tables import Ids
 
 

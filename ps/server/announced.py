@@ -41,8 +41,8 @@ from distkeras.ps.errors import (
     SnapshotError,
 )
 from distkeras.ps.events import report
+from distkeras.ps.protocol.driver_messages import Publish
 from distkeras.ps.protocol.framing import decode
-from distkeras.ps.protocol.messages import Publish
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.process import ServerKind, StartRequest, build_server
 from distkeras.ps.server.server import ParameterServer

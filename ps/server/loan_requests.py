@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.loans import Lending, Offer
 from distkeras.ps.events import report
 from distkeras.ps.protocol import messages
 from distkeras.ps.protocol.messages import Message
-from distkeras.ps.server.job_state import JobCondition, Peer
+from distkeras.ps.server.job_state import Peer
+from distkeras.ps.server.served_center import ServedCenter
 
 log = logging.getLogger(__name__)
 
@@ -20,39 +20,25 @@ _LENT = "worker %d trains mini-batches of partition %d, from %d of epoch %d on"
 
 
 class LoanRequests:
-    """Notes who offers rows, and lends to those who ask for work.
+    """Notes who offers rows of the center of ``served``, and lends to those who ask for work."""
 
-    Args:
-        require_center: returns the center, and waits until it is published; its caller holds the lock.
-        is_gone: returns whether the holder of a lease, by number, has been silent for too long.
-        wait_until_saved: waits until a snapshot covers all commits so far.
-    """
-
-    def __init__(
-        self,
-        changed: JobCondition,
-        require_center: Callable[[Peer], Center],
-        is_gone: Callable[[int], bool],
-        wait_until_saved: Callable[[Peer, int], None],
-        acknowledge: Callable[[], messages.Ack],
-    ) -> None:
-        self._changed, self._require_center, self._is_gone = changed, require_center, is_gone
-        self._wait_until_saved, self._acknowledge = wait_until_saved, acknowledge
+    def __init__(self, served: ServedCenter) -> None:
+        self._served, self._changed = served, served.changed
 
     def offer(self, peer: Peer, message: messages.OfferRows) -> Message:
         """Note where the rows of a partition are."""
         with self._changed:
-            lending = self._require_center(peer).lending
+            lending = self._served.require_center(peer).lending
             if lending is not None:
                 offer = Offer(message.batches, message.epochs, message.host, message.port, message.checksum)
                 lending.offer(message.worker, offer)
                 self._changed.notify_all()
-        return self._acknowledge()
+        return self._served.acknowledge()
 
     def lend(self, peer: Peer, message: messages.AskForWork) -> Message:
         """Wait for a loan, and promise it to the sender; or let it leave, or ask again."""
         with self._changed:
-            center = self._require_center(peer)
+            center = self._served.require_center(peer)
             lending, worker = center.lending, message.worker
             if lending is None:
                 return messages.Loan(over=True)
@@ -73,7 +59,7 @@ class LoanRequests:
             finally:
                 lending.withdraw(worker, message.attempt)
             if over:  # else a restarted server may need the rows of this worker again
-                self._wait_until_saved(peer, worker)
+                self._served.wait_until_saved(peer, worker)
             return messages.Loan(over=over)
 
     def _promise(self, center: Center, lending: Lending, number: int, message: messages.AskForWork) -> messages.Loan:
@@ -81,3 +67,7 @@ class LoanRequests:
         where = message.worker, lease.partition, lease.batch, lease.epoch
         report(log, "lent", _LENT, *where, worker=message.worker, attempt=message.attempt, level=logging.INFO)
         return messages.Loan(number, lease.partition, offer.batches, offer.host, offer.port)
+
+    def _is_gone(self, number: int) -> bool:
+        """Return whether the holder of a lease, by number, has been silent for too long."""
+        return self._served.seconds_silent(number) >= self._served.deadlines.lease

@@ -28,8 +28,9 @@ from distkeras.ps.errors import (
     sorted_error,
 )
 from distkeras.ps.events import report
+from distkeras.ps.protocol.driver_messages import Goodbye
 from distkeras.ps.protocol.framing import Connection, EndOfStream, Limits
-from distkeras.ps.protocol.messages import AskForWork, Fault, Goodbye, Message, fault_of
+from distkeras.ps.protocol.messages import AskForWork, Fault, Message, fault_of
 from distkeras.ps.protocol.shared_slots import SharedSlots
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.dispatcher import Dispatcher

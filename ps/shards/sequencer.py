@@ -18,7 +18,8 @@ from distkeras.ps.center.driver_values import RATE, DriverValues
 from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.center.living_tables import LivingTable, make_table
 from distkeras.ps.errors import LocalProtocolError
-from distkeras.ps.protocol.messages import Commit, SetValues
+from distkeras.ps.protocol.driver_messages import SetValues
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
 from distkeras.ps.rules.base import Rule, Scalars, Vector
 from distkeras.ps.shards.owned_tables import OwnedTable

@@ -23,7 +23,7 @@ from distkeras.ps.errors import (
     RemoteProtocolError,
     ServerLostError,
 )
-from distkeras.ps.protocol import messages
+from distkeras.ps.protocol import driver_messages, messages
 from distkeras.ps.protocol.compression import FORMATS
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.messages import Message
@@ -50,8 +50,6 @@ from distkeras.ps.protocol.shard_messages import (
 from distkeras.ps.protocol.tables import most_state_bytes
 from distkeras.ps.server.dispatcher import Dispatcher
 from distkeras.ps.server.job_state import Peer, ServerState
-from distkeras.ps.server.loan_requests import LoanRequests
-from distkeras.ps.server.requests import OptimizerRequests
 from distkeras.ps.server.shard_role import ShardRole
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.shards.roles import Roles
@@ -111,10 +109,9 @@ class SequencerDispatcher(Dispatcher):
         if self.center is not None:
             self._listened(self.center)
 
-    def _make_handlers(
-        self, optimizers: OptimizerRequests, loans: LoanRequests
-    ) -> dict[type[Message], Callable[[Peer, Any], Message]]:
-        return super()._make_handlers(optimizers, loans) | {
+    def _make_handlers(self) -> dict[type[Message], Callable[[Peer, Any], Message]]:
+        return super()._make_handlers() | {
+            driver_messages.BeginMicroBatch: self._on_begin_micro_batch,
             DividedCommit: self._on_divided_commit,
             PublishSize: self._on_publish_size,
             DividedInspect: self._on_divided_inspect,
@@ -131,7 +128,7 @@ class SequencerDispatcher(Dispatcher):
 
     @property
     def _shards(self) -> int:
-        return self._settings.shards
+        return self.settings.shards
 
     def _make_parts(self) -> PartsOfShards:
         self._parts = PartsOfShards(self._shards, self.changed, lambda: self._sequencing)
@@ -142,11 +139,11 @@ class SequencerDispatcher(Dispatcher):
         with self.changed:
             if self._parts is not None:
                 self._parts.note(message)
-        return self._acknowledge()
+        return self.acknowledge()
 
     def _make_center(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
         make = partial(SequencingCenter, shards=self._shards, shapes=self._whole.tables)
-        center = self._settings.make_center(vector, moving_statistics, self._incarnation, self._world, (), make=make)
+        center = self.settings.make_center(vector, moving_statistics, self._incarnation, self.world, (), make=make)
         return self._listened(center)
 
     def _listened(self, center: Center) -> Center:
@@ -165,17 +162,17 @@ class SequencerDispatcher(Dispatcher):
         """Raise a ServerLostError if a shard stands still, for as long as a server may: see `Deadlines.standstill`."""
         if self.changed.fault is not None:  # a shard that has ended the job asks for no more tickets
             return
-        patience = self._deadlines.reply if self._whole.checkpoint is None else self._deadlines.standstill
-        silence = self._world.monotonic() - self.asked_at[shard]
+        patience = self.deadlines.reply if self._whole.checkpoint is None else self.deadlines.standstill
+        silence = self.world.monotonic() - self.asked_at[shard]
         if silence > patience + _PATIENCE_MOST:
             raise ServerLostError(f"shard {shard} has not asked for tickets for {silence:.0f} s")
 
-    def _wait_for_publish(self, peer: Peer) -> None:
+    def wait_for_publish(self, peer: Peer) -> None:
         with self.changed:
             if len(self._places) < self._shards:
                 # As if no server listened yet: they may read their snapshot for longer than a publication takes.
                 raise ServerLostError("the shards of this server are starting")
-        super()._wait_for_publish(peer)
+        super().wait_for_publish(peer)
 
     def _on_publish_size(self, peer: Peer, message: PublishSize) -> Message:
         with self.changed:
@@ -185,7 +182,7 @@ class SequencerDispatcher(Dispatcher):
                     f"restored. Received: {message.size}"
                 )
             self._size = message.size
-        return self._acknowledge()
+        return self.acknowledge()
 
     def has_clients(self, sessions: Sequence[Peer]) -> bool:
         """Return whether one of ``sessions`` is the driver's or a worker's, and not a shard's."""
@@ -215,7 +212,7 @@ class SequencerDispatcher(Dispatcher):
             raise ServerLostError(f"the process of shard {self.roles.leaving} must end; another one continues")
         try:
             with self.changed:  # a session that ends removes its shard
-                now = self._world.monotonic()
+                now = self.world.monotonic()
                 if now - self._looked_at > _SUSPENDED:  # no shard could ask this process for tickets
                     self.asked_at = dict.fromkeys(self.asked_at, now)
                 self._looked_at = now
@@ -226,7 +223,7 @@ class SequencerDispatcher(Dispatcher):
 
     def dismiss_shards(self, seconds: float) -> None:
         """Answer the shards that the job has ended, and wait until they have left, for ``seconds`` at most."""
-        deadline = self._world.monotonic() + seconds
+        deadline = self.world.monotonic() + seconds
         self.changed.close()
         with self.changed:
             while self.roles and self.changed.wait_for_change(deadline, lambda: False):
@@ -239,8 +236,8 @@ class SequencerDispatcher(Dispatcher):
             if self.changed.closing or self.roles.holder(message.shard) != message.process:
                 self.changed.require_running()
             if not self.roles.ask(message, peer):
-                return self._acknowledge()
-            self.asked_at[message.shard] = self._world.monotonic()
+                return self.acknowledge()
+            self.asked_at[message.shard] = self.world.monotonic()
             role = self.role
             epochs = -1 if role.epochs is None else role.epochs
             return Role(role.incarnation, role.claim, role.snapshot, role.same_attempts, epochs)
@@ -254,7 +251,7 @@ class SequencerDispatcher(Dispatcher):
             if self._places.setdefault(message.shard, place) != place:
                 raise RemoteProtocolError(f"shard {message.shard} must register once. Received: another place, {place}")
             self.changed.notify_all()
-        return self._acknowledge()
+        return self.acknowledge()
 
     def _require_number(self, shard: int) -> None:
         if not 0 <= shard < self._shards:
@@ -266,9 +263,9 @@ class SequencerDispatcher(Dispatcher):
         What starts the shards ends this server if one of them does not start.
         """
         with self.changed:
-            deadline = self._world.monotonic() + seconds
+            deadline = self.world.monotonic() + seconds
             while self._shards > len(self._places) and self.changed.state is ServerState.RUNNING:
-                left = deadline - self._world.monotonic()
+                left = deadline - self.world.monotonic()
                 if left <= 0:
                     return False
                 self.changed.wait(left)
@@ -278,7 +275,7 @@ class SequencerDispatcher(Dispatcher):
         with self.changed:
             known = self._places
             if not self.changed.wait_while_running(
-                lambda: len(known) == self._shards, self._deadlines.publish, peer.hung_up
+                lambda: len(known) == self._shards, self.deadlines.publish, peer.hung_up
             ):  # as if no server listened yet, and no error of the job
                 raise ServerLostError(f"shards {sorted({*range(self._shards)} - known.keys())} are starting")
             lines = [f"{host} {port}" for _, (host, port) in sorted(self._places.items())]
@@ -299,12 +296,12 @@ class SequencerDispatcher(Dispatcher):
             raise RemoteProtocolError(
                 f"`counts` must have {self._counts[0].size} numbers. Received: {message.counts.size}"
             )
-        deadline = self._world.monotonic() + min(message.patience, _PATIENCE_MOST)
+        deadline = self.world.monotonic() + min(message.patience, _PATIENCE_MOST)
         with self.changed:
             self._of_shards.add(peer)
             self._counts[message.shard] = message.counts.reshape(-1, 4)
             while True:
-                self.asked_at[message.shard] = self._world.monotonic()
+                self.asked_at[message.shard] = self.world.monotonic()
                 self.changed.require_readable()
                 center = self.center
                 if isinstance(center, SequencingCenter):
@@ -317,7 +314,7 @@ class SequencerDispatcher(Dispatcher):
     def _on_add_up(self, peer: Peer, message: AddUp) -> Message:
         self._require_number(message.shard)
         # A shard that stands still is found before: see `require_attentive`.
-        deadline = self._world.monotonic() + self._deadlines.reply + self._deadlines.standstill + _PATIENCE_MOST
+        deadline = self.world.monotonic() + self.deadlines.reply + self.deadlines.standstill + _PATIENCE_MOST
         with self.changed:
             self._totals.add(message.ticket, message.shard, message.shares)
             self.changed.notify_all()
@@ -335,11 +332,11 @@ class SequencerDispatcher(Dispatcher):
             with self.changed:
                 self._sequencing.shard_failed = True
         self.changed.fail(replace(message, worker=-1 if partition is None else partition))
-        return self._acknowledge()
+        return self.acknowledge()
 
     def _on_hello(self, peer: Peer, message: messages.Hello) -> Message:
-        self._wait_for_publish(peer)
-        check_hello(self._require_sound(), message, self._size, self._whole.tables)
+        self.wait_for_publish(peer)
+        check_hello(self.require_sound(), message, self._size, self._whole.tables)
         # The vectors are at the shards, in the worker's format.
         bare = replace(message, size=ELEMENTS, tables="", wire_format=FORMATS[0], memory="", memory_token="")
         welcome = super()._on_hello(peer, bare)
@@ -352,52 +349,51 @@ class SequencerDispatcher(Dispatcher):
 
     @property
     def _sequencing(self) -> SequencingCenter:
-        center = self._require_sound()
+        center = self.require_sound()
         assert isinstance(center, SequencingCenter)
         return center
 
     def _on_divided_commit(self, peer: Peer, commit: DividedCommit) -> Message:
         if not commit.problem:
             return self._on_commit(peer, commit)
-        center = self._require_sound()
+        center = self.require_sound()
         center.leases.held(commit.worker, commit.attempt)
         check_shapes(center, commit)
         return self._skip(peer, center, commit, NonFiniteError(commit.problem, worker=commit.worker, step=commit.first))
 
-    def _reply_with_center(
-        self, peer: Peer, center: Center, released: Released, *, whole: bool = False
-    ) -> messages.CenterReply:
-        reply = super()._reply_with_center(peer, center, released, whole=whole)
+    def reply(self, peer: Peer, center: Center, released: Released, *, whole: bool = False) -> messages.CenterReply:
+        reply = super().reply(peer, center, released, whole=whole)
         return DividedReply(**vars(reply), ticket=released.ticket)
 
-    def _status(self) -> messages.Status:
-        return replace(super()._status(), tables=self._counts.sum(axis=0))
+    def counts_of_tables(self) -> np.ndarray:
+        counts: np.ndarray = self._counts.sum(axis=0)
+        return counts
 
     def _on_divided_inspect(self, peer: Peer, message: DividedInspect) -> Message:
         with self.changed:
-            self._require_center(peer)
+            self.require_center(peer)
             center = self._sequencing
             released = center.inspect(request=message.request)
-        return self._reply_with_center(peer, center, released, whole=True)
+        return self.reply(peer, center, released, whole=True)
 
     def _on_divided_removal(self, peer: Peer, message: DividedRemoval) -> Message:
         with self.changed:
-            self._require_center(peer)
+            self.require_center(peer)
             self.changed.require_running()
             self._sequencing.remove_requested(message.request)
-            answer = self._acknowledge()
-            self._wait_until_saved(peer)  # else a restarted server would continue without the change
+            answer = self.acknowledge()
+            self.wait_until_saved(peer)  # else a restarted server would continue without the change
         return answer
 
     def _on_ask_ticket(self, peer: Peer, message: AskTicket) -> Message:
         with self.changed:
-            self._require_center(peer)
+            self.require_center(peer)
             return LatestTicket(self._sequencing.log_of_tickets.last)
 
-    def _on_begin_micro_batch(self, peer: Peer, message: messages.BeginMicroBatch) -> Message:
+    def _on_begin_micro_batch(self, peer: Peer, message: driver_messages.BeginMicroBatch) -> Message:
         with self.changed:
-            answer = super()._on_begin_micro_batch(peer, message)
-            assert isinstance(answer, messages.MicroBatchBegun)
+            answer = self._driver.begin_micro_batch(peer, message)
+            assert isinstance(answer, driver_messages.MicroBatchBegun)
             if answer.began:
                 self._sequencing.begun(message.number)
             return answer

@@ -23,11 +23,12 @@ from distkeras.ps.center.leases import NO_ATTEMPT, LeaseState
 from distkeras.ps.center.micro_batches import begin_micro_batch
 from distkeras.ps.center.schedulers import Scheduler
 from distkeras.ps.errors import LocalProtocolError
-from distkeras.ps.protocol.messages import Commit, SetValues
+from distkeras.ps.protocol.driver_messages import SetValues
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.shard_messages import DividedInspect, DividedRemoval
 from distkeras.ps.protocol.tables import Ids
 from distkeras.ps.rules.base import Vector
-from distkeras.ps.server.requests import rows_to_inspect
+from distkeras.ps.server.table_requests import rows_to_inspect
 from distkeras.ps.shards.tickets import Kind, PartKey, Ticket
 
 #: How many reads of the driver are held until it asks for them; it may have died before.

@@ -28,7 +28,7 @@ from distkeras.ps.errors import (
     ServerLostError,
     ShapeError,
 )
-from distkeras.ps.protocol import messages
+from distkeras.ps.protocol import driver_messages, messages
 from distkeras.ps.protocol.compression import codec_of
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.layout import Layout, decode
@@ -54,8 +54,8 @@ from distkeras.ps.protocol.shard_messages import (
 from distkeras.ps.protocol.tables import block_bytes, most_state_bytes
 from distkeras.ps.rules import Rule
 from distkeras.ps.server.job_state import JobCondition, Peer
-from distkeras.ps.server.requests import TableRequests, bytes_of_rows, rows_to_inspect
 from distkeras.ps.server.shard_role import ShardRole
+from distkeras.ps.server.table_requests import TableRequests, bytes_of_rows, rows_to_inspect
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.shards.cut import Cut
 from distkeras.ps.shards.owned_tables import make_owned_table
@@ -236,7 +236,7 @@ class ShardDispatcher:
         self._follower = Follower(sequencer, settings, name, world, self._apply, fail, self._lose)
         self._handlers: dict[type[Message], Callable[[Peer, Any], Message]] = {
             PublishSlice: self._on_publish,
-            messages.PublishRows: self._on_publish_rows,
+            driver_messages.PublishRows: self._on_publish_rows,
             DividedInspect: self._on_ask,
             DividedRemoval: self._on_ask,
             ReadRows: self._on_read_rows,
@@ -244,7 +244,7 @@ class ShardDispatcher:
             SendPart: self._on_part,
             AskRows: self._on_ask_rows,
             FetchSlice: self._on_fetch,
-            messages.Goodbye: lambda peer, message: self._acknowledge(),
+            driver_messages.Goodbye: lambda peer, message: self._acknowledge(),
         }
 
     def restore(self, snapshots: SnapshotDirectory) -> None:
@@ -305,7 +305,7 @@ class ShardDispatcher:
             raise RemoteProtocolError(f"a message to a shard must be a request. Received: {type(message).__name__}")
         return handler(peer, message)
 
-    def _on_publish_rows(self, peer: Peer, message: messages.PublishRows) -> Message:
+    def _on_publish_rows(self, peer: Peer, message: driver_messages.PublishRows) -> Message:
         self._cut.require_own([message.ids], self._number)
         return self._rows.publish(self.center, message)
 

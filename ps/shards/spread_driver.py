@@ -15,18 +15,10 @@ from typing import TypeVar
 import numpy as np
 
 from distkeras.ps.errors import DistkerasError, LeaseLostError
-from distkeras.ps.protocol import messages
+from distkeras.ps.protocol import driver_messages, messages
+from distkeras.ps.protocol.driver_messages import Inspect, InspectRows, PublishRows, RowsPublished, TableRows
 from distkeras.ps.protocol.loop import NO_BYTES, NO_FLOATS
-from distkeras.ps.protocol.messages import (
-    Ack,
-    CenterReply,
-    Inspect,
-    InspectRows,
-    Message,
-    PublishRows,
-    RowsPublished,
-    TableRows,
-)
+from distkeras.ps.protocol.messages import Ack, CenterReply, Message
 from distkeras.ps.protocol.shard_messages import (
     AskTicket,
     DividedInspect,
@@ -93,7 +85,7 @@ class SpreadDriverClient(DriverClient):
             self._close_links()  # a link whose call has failed runs no further one
             raise
 
-    def send_publication(self, message: messages.Publish) -> None:
+    def send_publication(self, message: driver_messages.Publish) -> None:
         center = message.center
         self.request(PublishSize(center.size), Ack)
         links = self._connected()
@@ -180,7 +172,7 @@ class SpreadDriverClient(DriverClient):
             inner = ReadRows(message.table, message.start, message.count, message.changed, ticket=ticket)
             yield message, _together(self._each(partial(_rows_of, inner)))
 
-    def _remove(self, message: messages.RemoveRows) -> None:
+    def _remove(self, message: driver_messages.RemoveRows) -> None:
         cut, request = self._reading().cut, self._new_request()
         number, ids = message.table, message.ids
         self._each(
@@ -213,7 +205,7 @@ class WholeDriverClient(SpreadDriverClient):
             if type(message) is InspectRows:
                 ((_, answer),) = self.read_blocks([message], 0)
                 return answer
-            if type(message) is messages.RemoveRows:
+            if type(message) is driver_messages.RemoveRows:
                 self._remove(message)
                 return Ack(0, 0, 0, 0)
         except DistkerasError as error:

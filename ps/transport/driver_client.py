@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from distkeras.ps.protocol import messages
+from distkeras.ps.protocol import driver_messages, messages
 from distkeras.ps.protocol.layout import Layout, encode
 from distkeras.ps.protocol.loop import NO_BYTES, NO_FLOATS
 from distkeras.ps.protocol.tables import Ids, TableShape, block_bytes, block_rows
@@ -20,11 +20,11 @@ def publication(
     moving_statistics: np.ndarray = NO_FLOATS,
     model: bytes = b"",
     layouts: Sequence[Layout] = (),
-) -> messages.Publish:
+) -> driver_messages.Publish:
     """Return the message with initial center (float32), moving statistics and model; ``layouts`` name arrays."""
     blobs = (model, encode(layouts) if layouts else b"")
     arrays = [np.frombuffer(blob, np.uint8) if blob else NO_BYTES for blob in blobs]
-    return messages.Publish(center, moving_statistics, *arrays)
+    return driver_messages.Publish(center, moving_statistics, *arrays)
 
 
 #: Rows that one request removes, at most: the server holds its lock meanwhile.
@@ -46,7 +46,7 @@ class DriverClient(Client):
         self.publish_rows(tables)
         self.send_publication(publication(center, moving_statistics, model, layouts))
 
-    def send_publication(self, message: messages.Publish) -> None:
+    def send_publication(self, message: driver_messages.Publish) -> None:
         """Send what `publication` returned; idempotent."""
         self.request(message, messages.Ack)
 
@@ -56,32 +56,38 @@ class DriverClient(Client):
             start, step = 0, block_rows(shape)
             while start < shape.rows:
                 rows = np.ascontiguousarray(array[start : start + step], np.float32).reshape(-1)
-                start = self.request(messages.PublishRows(number, start, rows), messages.RowsPublished).rows
+                start = self.request(
+                    driver_messages.PublishRows(number, start, rows), driver_messages.RowsPublished
+                ).rows
 
-    def observe(self, clock: int, patience: float) -> messages.Status:
+    def observe(self, clock: int, patience: float) -> driver_messages.Status:
         """Wait until more than ``clock`` commits are applied, or for ``patience`` seconds; return the status."""
-        return self.request(messages.Observe(clock, patience), messages.Status, patience + self.deadlines.frame)
+        return self.request(
+            driver_messages.Observe(clock, patience), driver_messages.Status, patience + self.deadlines.frame
+        )
 
-    def ping(self) -> messages.Status:
-        return self.request(messages.Observe(-1, 0.0), messages.Status, self.deadlines.handshake)
+    def ping(self) -> driver_messages.Status:
+        return self.request(driver_messages.Observe(-1, 0.0), driver_messages.Status, self.deadlines.handshake)
 
     def center(self, moved_after: int = -1, wants: tuple[Ids, ...] = ()) -> messages.CenterReply:
-        """Return the present center, with the rows that `messages.Inspect` requests."""
-        return self.request(messages.Inspect(moved_after, wants), messages.CenterReply)
+        """Return the present center, with the rows that `driver_messages.Inspect` requests."""
+        return self.request(driver_messages.Inspect(moved_after, wants), messages.CenterReply)
 
     def set_values(self, rows: np.ndarray, number: int) -> int:
-        """Set numbers for all workers (see `messages.SetValues`); return the clock of the first commit after that.
+        """Set numbers for all workers, as `SetValues` says; return the clock of the first commit after that.
 
         ``number`` rises from request to request of a driver, and is the same in a repetition.
         """
-        return self.request(messages.SetValues(np.ascontiguousarray(rows, np.float64), number), messages.Ack).clock
+        return self.request(
+            driver_messages.SetValues(np.ascontiguousarray(rows, np.float64), number), messages.Ack
+        ).clock
 
     def remove_rows(self, number: int, ids: Ids) -> None:
         """Remove rows, ascending, of table ``number``; return once that is saved."""
         for first in range(0, max(1, len(ids)), _REMOVED_AT_ONCE):
-            self._remove(messages.RemoveRows(number, ids[first : first + _REMOVED_AT_ONCE]))
+            self._remove(driver_messages.RemoveRows(number, ids[first : first + _REMOVED_AT_ONCE]))
 
-    def _remove(self, message: messages.RemoveRows) -> None:
+    def _remove(self, message: driver_messages.RemoveRows) -> None:
         self.request(message, messages.Ack)
 
     def whole_center(
@@ -125,7 +131,9 @@ class DriverClient(Client):
             for first in range(0, len(ids), step):
                 part = ids[first : first + step]
                 flat = np.ascontiguousarray(rows[first : first + step], np.float32).reshape(-1)
-                published = self.request(messages.PublishRows(number, start, flat, part), messages.RowsPublished).rows
+                published = self.request(
+                    driver_messages.PublishRows(number, start, flat, part), driver_messages.RowsPublished
+                ).rows
                 start += len(part)
                 if published > start:  # the server has restored the table
                     return
@@ -136,9 +144,9 @@ class DriverClient(Client):
             if len(answer.ids):
                 yield answer.ids, answer.rows.reshape(-1, shape.width)
 
-    def begin_changes(self, since: int) -> messages.ChangesBegun:
-        """Ask for the changes since a clock at which this was called before; see `messages.BeginChanges`."""
-        return self.request(messages.BeginChanges(since), messages.ChangesBegun)
+    def begin_changes(self, since: int) -> driver_messages.ChangesBegun:
+        """Ask for the changes since a clock at which this was called before; see `driver_messages.BeginChanges`."""
+        return self.request(driver_messages.BeginChanges(since), driver_messages.ChangesBegun)
 
     def changes(self, number: int, shape: TableShape) -> Iterator[tuple[Ids, np.ndarray, Ids]]:
         """Yield the changes of table ``number``: numbers and rows that have changed, and numbers that are gone."""
@@ -148,11 +156,11 @@ class DriverClient(Client):
 
     def _blocks(
         self, number: int, shape: TableShape, *, changed: bool = False
-    ) -> Iterator[tuple[messages.InspectRows, messages.TableRows]]:
+    ) -> Iterator[tuple[driver_messages.InspectRows, driver_messages.TableRows]]:
         """Yield the request for each block of table ``number``, and its answer."""
         step, count = block_rows(shape), shape.rows
         requests = (
-            messages.InspectRows(number, start, min(step, shape.rows - start), changed)
+            driver_messages.InspectRows(number, start, min(step, shape.rows - start), changed)
             for start in takewhile(lambda start: start < count, range(0, shape.rows, step))
         )
         for request, answer in self.read_blocks(requests, block_bytes(shape)):
@@ -160,32 +168,32 @@ class DriverClient(Client):
             count = answer.count
 
     def read_blocks(
-        self, requests: Iterable[messages.InspectRows], nbytes: int
-    ) -> Iterator[tuple[messages.InspectRows, messages.TableRows]]:
+        self, requests: Iterable[driver_messages.InspectRows], nbytes: int
+    ) -> Iterator[tuple[driver_messages.InspectRows, driver_messages.TableRows]]:
         """Yield each of ``requests``, in order, with its answer of at most ``nbytes`` bytes."""
         for message in requests:
-            yield message, self.request(message, messages.TableRows)
+            yield message, self.request(message, driver_messages.TableRows)
 
-    def begin_micro_batch(self, stream: str, number: int) -> messages.MicroBatchBegun:
+    def begin_micro_batch(self, stream: str, number: int) -> driver_messages.MicroBatchBegun:
         """Begin a micro-batch; idempotent; raise DifferentJobError if another one must come next."""
-        return self.request(messages.BeginMicroBatch(stream, number), messages.MicroBatchBegun)
+        return self.request(driver_messages.BeginMicroBatch(stream, number), driver_messages.MicroBatchBegun)
 
-    def drain(self, start: int = 0, count: int = 4096) -> messages.Records:
+    def drain(self, start: int = 0, count: int = 4096) -> driver_messages.Records:
         """Return commit records from number ``start`` on, with their history."""
-        return self.request(messages.Drain(start, count), messages.Records)
+        return self.request(driver_messages.Drain(start, count), driver_messages.Records)
 
     def finish(self, reason: str) -> None:
         """End the job early and successfully: every worker commits its window, and leaves."""
-        self.request(messages.EndEarly(reason), messages.Ack, self.deadlines.handshake)
+        self.request(driver_messages.EndEarly(reason), messages.Ack, self.deadlines.handshake)
 
     def list_workers(self) -> np.ndarray:
-        """Return float64 rows of worker, attempt, last commit, and seconds since: see `messages.WorkerTable`."""
-        return self.request(messages.ListWorkers(), messages.WorkerTable, self.deadlines.frame).rows
+        """Return float64 rows of worker, attempt, last commit, and seconds since: see `driver_messages.WorkerTable`."""
+        return self.request(driver_messages.ListWorkers(), driver_messages.WorkerTable, self.deadlines.frame).rows
 
     def stop(self, reason: str) -> None:
         """End the job: every worker's next request fails."""
-        self.request(messages.Abort(reason), messages.Ack, self.deadlines.handshake)
+        self.request(driver_messages.Abort(reason), messages.Ack, self.deadlines.handshake)
 
     def goodbye(self) -> None:
         """End the server; this must be the last request."""
-        self.request(messages.Goodbye(), messages.Ack, self.deadlines.handshake)
+        self.request(driver_messages.Goodbye(), messages.Ack, self.deadlines.handshake)

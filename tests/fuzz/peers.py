@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol import messages
+from distkeras.ps.protocol import driver_messages, messages
+from distkeras.ps.protocol.driver_messages import Abort, Observe
 from distkeras.ps.protocol.framing import Connection, EndOfStream, Limits
 from distkeras.ps.protocol.loop import NO_FLOATS, CommitRecord
-from distkeras.ps.protocol.messages import Abort, Challenge, Commit, Fault, Hello, Leave, Message, Observe, Pull
+from distkeras.ps.protocol.messages import Challenge, Commit, Fault, Hello, Leave, Message, Pull
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.deadlines import Deadlines
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -97,9 +98,9 @@ class Attacker:
             Commit(**record, parts=(), packed=(np.zeros(size + 4, np.uint8),), **sender),
             messages.Probe(),
             messages.FetchModel(),
-            messages.Inspect(),
-            messages.Observe(-1, 0.0),
-            messages.Drain(0, 3),
+            driver_messages.Inspect(),
+            driver_messages.Observe(-1, 0.0),
+            driver_messages.Drain(0, 3),
         )
         return [frame(request) for request in requests for _ in range(10)]
 

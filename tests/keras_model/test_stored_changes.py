@@ -15,7 +15,7 @@ from distkeras.keras_model.stored_rows import listed_files, load_rows, save_rows
 from distkeras.layers import WideEmbedding
 from distkeras.ps.center.living_tables import LivingTable
 from distkeras.ps.errors import ConfigurationError, SnapshotError
-from distkeras.ps.protocol.messages import ChangesBegun
+from distkeras.ps.protocol.driver_messages import ChangesBegun
 from distkeras.ps.protocol.tables import TableShape, initial_rows
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.files import apart

@@ -13,8 +13,9 @@ import numpy as np
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress
 from distkeras.ps.errors import DistkerasError, LedgerError, ServerLostError
 from distkeras.ps.events import Events
+from distkeras.ps.protocol.driver_messages import Publish
 from distkeras.ps.protocol.framing import encode
-from distkeras.ps.protocol.messages import Message, Publish
+from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
 from distkeras.ps.server.process import StartRequest

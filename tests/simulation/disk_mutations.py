@@ -9,7 +9,7 @@ from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import DeadlineError, OwnershipLostError, ServerLostError
 from distkeras.ps.server import process
-from distkeras.ps.server.dispatcher import Dispatcher
+from distkeras.ps.server.served_center import ServedCenter
 from simulation.disk import VirtualFiles
 from simulation.planting import Patch, mutation, nothing
 from simulation.world import VirtualChild
@@ -18,13 +18,13 @@ from simulation.world import VirtualChild
 @mutation
 def _let_go_before_the_snapshot() -> list[Patch]:
     """A worker returns although its last commit is in no snapshot."""
-    return [(Dispatcher, "_wait_until_saved", nothing)]
+    return [(ServedCenter, "wait_until_saved", nothing)]
 
 
 @mutation
 def _durable_before_the_snapshot() -> list[Patch]:
     """The server promises a worker that a commit will survive the server, but has not saved it."""
-    return [(Dispatcher, "_durable", lambda self, worker, sequence: sequence)]
+    return [(ServedCenter, "durable", lambda self, worker, sequence: sequence)]
 
 
 @mutation

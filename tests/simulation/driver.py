@@ -14,8 +14,9 @@ import numpy as np
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, StartMode
 from distkeras.ps.errors import DistkerasError, JobStoppedError, WorkerError
+from distkeras.ps.protocol.driver_messages import SetValues
 from distkeras.ps.protocol.framing import KEY_BYTES
-from distkeras.ps.protocol.messages import Ack, SetValues
+from distkeras.ps.protocol.messages import Ack
 from distkeras.ps.rules.schedules import schedule_of
 from distkeras.ps.server.process import ServerProcess, StartRequest
 from distkeras.ps.server.start_report import ResumePoint

@@ -10,6 +10,7 @@ from distkeras.ps.center.loans import Lending
 from distkeras.ps.checkpoint import checkpointer, state
 from distkeras.ps.protocol.loop import Position
 from distkeras.ps.server.loan_requests import LoanRequests
+from distkeras.ps.server.served_center import ServedCenter
 from distkeras.ps.transport.row_links import RowServer
 from distkeras.ps.transport.worker_client import WorkerClient
 from simulation.planting import Patch, mutation, nothing
@@ -57,9 +58,16 @@ def _a_task_leaves_before_a_snapshot_has_the_loans() -> list[Patch]:
     """A restarted server has loans whose rows are gone."""
     lend = LoanRequests.lend
 
+    class Hasty:
+        def __init__(self, served: ServedCenter) -> None:
+            self._served = served
+
+        def __getattr__(self, name: str) -> Any:
+            return nothing if name == "wait_until_saved" else getattr(self._served, name)
+
     def hasty(self: LoanRequests, *request: Any) -> Any:
-        self._wait_until_saved = nothing
-        return lend(self, *request)
+        served: Any = Hasty(self._served)
+        return lend(LoanRequests(served), *request)
 
     return [(LoanRequests, "lend", hasty)]
 

@@ -8,8 +8,8 @@ from distkeras.ps.center import micro_batches
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import MicroBatch
 from distkeras.ps.center.micro_batches import begin_micro_batch, number_of
-from distkeras.ps.server import dispatcher
-from distkeras.ps.server.dispatcher import Dispatcher
+from distkeras.ps.server import dispatcher, driver_requests
+from distkeras.ps.server.served_center import ServedCenter
 from distkeras.ps.worker.optimizer_keeper import OptimizerKeeper
 from distkeras.training import task
 from simulation.driver import Executors
@@ -26,19 +26,19 @@ def _what_is_covered_begins_again() -> list[Patch]:
             center.micro_batch = MicroBatch(stream, number - 1, present.skipped)
         return begin_micro_batch(center, stream, number, scheduler)
 
-    return [(dispatcher, "begin_micro_batch", again)]
+    return [(driver_requests, "begin_micro_batch", again)]
 
 
 @mutation
 def _spark_notes_a_micro_batch_before_its_snapshot() -> list[Patch]:
     """The driver returns a micro-batch to Spark when its rows are applied, although no snapshot covers them yet."""
-    wait = Dispatcher._wait_until_saved  # noqa: SLF001 - a fault within
+    wait = ServedCenter.wait_until_saved
 
-    def early(self: Dispatcher, peer: Any, worker: int) -> None:
+    def early(self: ServedCenter, peer: Any, worker: int) -> None:
         if self.center is None or self.center.micro_batch is None:
             wait(self, peer, worker)
 
-    return [(Dispatcher, "_wait_until_saved", early)]
+    return [(ServedCenter, "wait_until_saved", early)]
 
 
 @mutation
@@ -60,7 +60,7 @@ def _an_early_attempt_does_not_wait() -> list[Patch]:
 @mutation
 def _records_of_earlier_micro_batches_are_drained() -> list[Patch]:
     """The driver also receives the records of the previous micro-batches."""
-    return [(dispatcher, "commits_before", lambda center: 0)]
+    return [(driver_requests, "commits_before", lambda center: 0)]
 
 
 @mutation

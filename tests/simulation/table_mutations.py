@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
+from distkeras.ps.protocol.driver_messages import RowsPublished
 from distkeras.ps.protocol.loop import CommitRecord
-from distkeras.ps.protocol.messages import RowsPublished
 from distkeras.ps.protocol.tables import initial_rows
-from distkeras.ps.server.requests import TableRequests
+from distkeras.ps.server.table_requests import TableRequests
 from distkeras.ps.transport.worker_client import WorkerClient
 from simulation.planting import Patch, mutation
 

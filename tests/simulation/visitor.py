@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from distkeras.ps.errors import RemoteProtocolError
-from distkeras.ps.protocol.messages import ALL_ROWS
+from distkeras.ps.protocol.driver_messages import ALL_ROWS
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.transport.driver_client import DriverClient
 from simulation.scheduler import Finding, Scheduler

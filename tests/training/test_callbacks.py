@@ -33,7 +33,7 @@ from distkeras.callbacks import Callback, CallbackContext
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.errors import NonFiniteError
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.ps.rules import make
 from distkeras.settings import grouped
 

@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 from support.logs import texts
 from support.patience import patience
 
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.training.progress import Progress
 
 BEGIN = Status(0, 0, 0, 0, 0, math.nan, math.nan)
@@ -128,7 +128,7 @@ def test_the_bar_is_below_sparks_own_bar() -> None:
 
 IN_A_NOTEBOOK = """
 import math
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 from distkeras.training.progress import Progress
 
 with Progress(4, 2, below=True) as progress:

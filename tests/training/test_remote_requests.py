@@ -20,8 +20,9 @@ from distkeras.ps.checkpoint.ownership import AnnouncedAddress
 from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import RemoteProtocolError, ServerLostError
 from distkeras.ps.protocol import tables
+from distkeras.ps.protocol.driver_messages import Inspect, InspectRows, TableRows
 from distkeras.ps.protocol.framing import encode
-from distkeras.ps.protocol.messages import Fault, Inspect, InspectRows, Message, TableRows
+from distkeras.ps.protocol.messages import Fault, Message
 from distkeras.ps.protocol.tables import TableShape, initial_rows
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import StartRequest, build_server

@@ -13,7 +13,7 @@ from support.patience import patience
 from distkeras.callbacks import CallbackContext, TrainingSetup
 from distkeras.job_server.runner.files import EventLines, JobFolder, ProgressLines, read_progress
 from distkeras.ps.events import report
-from distkeras.ps.protocol.messages import Status
+from distkeras.ps.protocol.driver_messages import Status
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from distkeras.ps.center.micro_batches import (
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import ConfigurationError, DifferentJobError, LeaseLostError, RemoteProtocolError
-from distkeras.ps.protocol.messages import SetValues
+from distkeras.ps.protocol.driver_messages import SetValues
 from distkeras.ps.rules import all_rules, make
 from distkeras.ps.rules.schedules import StepDecay
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.ps.virtual_centers import center_of, commit_of, joined, send
 
-from distkeras.ps.center.center import Center, window_by_speed
+from distkeras.ps.center.center import Center
+from distkeras.ps.center.leases import window_by_speed
 from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.rules import make

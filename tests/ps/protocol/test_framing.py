@@ -18,9 +18,10 @@ from support.cases import examples
 from support.ps.frames import feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol import framing, loop, messages
+from distkeras.ps.protocol import driver_messages, framing, loop, messages
+from distkeras.ps.protocol.driver_messages import Publish
 from distkeras.ps.protocol.framing import MAGIC, VERSION, Connection, EndOfStream, Limits, Reader, decode, encode
-from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Fault, Message, PeerVector, Publish
+from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Fault, Message, PeerVector
 from distkeras.ps.protocol.registry import MESSAGES
 from distkeras.ps.protocol.shared_slots import SLOTS_MAX, TOKEN_BYTES, SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids
@@ -302,7 +303,7 @@ def test_incomplete_rows_are_refused_before_anything_is_allocated(rows: int, col
     def allocate(*_: Any) -> np.ndarray:
         raise AssertionError("allocated")
 
-    frame = bytearray(joined(encode(messages.WorkerTable(np.zeros((rows, 4))))))
+    frame = bytearray(joined(encode(driver_messages.WorkerTable(np.zeros((rows, 4))))))
     decode(bytes(frame))  # An equal layout with whole rows was accepted before.
     frame[HEADER.size : HEADER.size + 8] = struct.pack(">q", columns)
     with pytest.raises(RemoteProtocolError, match=f"`rows` must fill its rows of {columns} columns"):
@@ -311,7 +312,7 @@ def test_incomplete_rows_are_refused_before_anything_is_allocated(rows: int, col
 
 def test_rows_must_have_two_dimensions() -> None:
     with pytest.raises(LocalProtocolError, match="`rows` must have two dimensions"):
-        encode(messages.WorkerTable(np.zeros(4)))
+        encode(driver_messages.WorkerTable(np.zeros(4)))
 
 
 KEY = bytes(range(32))

@@ -17,18 +17,9 @@ from support.cases import examples
 from support.ps.frames import shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
+from distkeras.ps.protocol.driver_messages import Drain, Publish
 from distkeras.ps.protocol.framing import HANDSHAKE_LIMITS, MAGIC, VERSION, Connection, EndOfStream, Limits, encode
-from distkeras.ps.protocol.messages import (
-    Ack,
-    Answer,
-    Challenge,
-    Drain,
-    Fault,
-    Hello,
-    Message,
-    Proof,
-    Publish,
-)
+from distkeras.ps.protocol.messages import Ack, Answer, Challenge, Fault, Hello, Message, Proof
 from distkeras.ps.protocol.registry import MESSAGES
 
 KEY = bytes(range(32))

@@ -7,9 +7,10 @@ import pytest
 from support.ps.frames import deliver, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, ConfigurationError, LocalProtocolError, RemoteProtocolError
-from distkeras.ps.protocol import messages
+from distkeras.ps.protocol import driver_messages, messages
+from distkeras.ps.protocol.driver_messages import Publish
 from distkeras.ps.protocol.framing import KEY_BYTES, Connection, Limits, Nonces, encode
-from distkeras.ps.protocol.messages import Ack, Fault, Message, Publish
+from distkeras.ps.protocol.messages import Ack, Fault, Message
 
 KEY, ANOTHER_KEY = b"k" * KEY_BYTES, b"x" * KEY_BYTES
 
@@ -71,7 +72,13 @@ def test_a_replayed_proof_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Ack(1, 2, 3, 4), Fault(0, "x"), Publish(np.zeros(4, np.float32)), messages.FetchModel(), messages.Abort("x")],
+    [
+        Ack(1, 2, 3, 4),
+        Fault(0, "x"),
+        Publish(np.zeros(4, np.float32)),
+        messages.FetchModel(),
+        driver_messages.Abort("x"),
+    ],
 )
 def test_other_messages_are_refused_before_the_handshake_ends(message: Message) -> None:
     _, server = pair()

@@ -14,6 +14,7 @@ from support.cases import examples
 from support.ps.frames import deliver, feed, joined, same_message, shake_hands, some_commit
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError
+from distkeras.ps.protocol.driver_messages import Publish, PublishRows, TableRows
 from distkeras.ps.protocol.framing import (
     KEY_BYTES,
     TAG_BYTES,
@@ -25,7 +26,7 @@ from distkeras.ps.protocol.framing import (
     Seal,
     encode,
 )
-from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Publish, PublishRows, Pull, TableRows
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Message, Pull
 
 KEY = b"k" * KEY_BYTES
 SEALED = "the tag of a frame does not match"

@@ -31,8 +31,9 @@ from support.ps.hostile_peers import (
 from support.ps.running_server import KEY, Running, socket_of
 
 from distkeras.ps.errors import AuthenticationError, RemoteProtocolError, ServerLostError
+from distkeras.ps.protocol.driver_messages import Abort, Inspect, Observe, Publish
 from distkeras.ps.protocol.framing import MAGIC, VERSION, encode
-from distkeras.ps.protocol.messages import Abort, Ack, Answer, Commit, Inspect, Observe, Publish
+from distkeras.ps.protocol.messages import Ack, Answer, Commit
 from distkeras.ps.protocol.registry import MESSAGES
 from distkeras.ps.server.admission import PendingConnection
 from distkeras.ps.server.process import ServerProcess

@@ -22,6 +22,7 @@ from support.ps.virtual_centers import center_of, commit_of, send
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.checkpoint.state import capture, restore
 from distkeras.ps.errors import DeadlineError, DistkerasError, LeaseLostError
+from distkeras.ps.protocol.driver_messages import Publish
 from distkeras.ps.protocol.loop import CommitRecord
 from distkeras.ps.protocol.messages import (
     Ack,
@@ -35,7 +36,6 @@ from distkeras.ps.protocol.messages import (
     Message,
     ModelFile,
     OfferRows,
-    Publish,
     Pull,
     Waiting,
     Welcome,

@@ -19,8 +19,8 @@ from support.ps.toy_model import toy_client
 
 from distkeras.ps.checkpoint.checkpointer import Checkpoint
 from distkeras.ps.errors import DifferentJobError, LeaseLostError
+from distkeras.ps.protocol.driver_messages import MicroBatchBegun
 from distkeras.ps.protocol.loop import Reply
-from distkeras.ps.protocol.messages import MicroBatchBegun
 from distkeras.ps.rules import make
 from distkeras.ps.server.process import ServerProcess
 from distkeras.ps.settings import ServerSettings

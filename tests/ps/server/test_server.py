@@ -30,8 +30,9 @@ from distkeras.ps.errors import (
     ServerLostError,
     ShapeError,
 )
+from distkeras.ps.protocol.driver_messages import Observe, Status
 from distkeras.ps.protocol.loop import CommitRecord, ProbeRequest, Reply
-from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Observe, Pull, Status, error_of, fault_of
+from distkeras.ps.protocol.messages import Ack, CenterReply, Fault, Leave, Pull, error_of, fault_of
 from distkeras.ps.rules import make
 from distkeras.ps.server.admission import AdmissionControl, PendingConnection
 from distkeras.ps.server.job_state import TRANSITIONS, JobCondition, ServerState

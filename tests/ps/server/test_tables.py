@@ -18,22 +18,13 @@ from support.ps.toy_tables import TableBatch, TableJob, ToyTables, table_worker
 from distkeras.ps.center.commit_log import COMMIT
 from distkeras.ps.center.living_tables import make_table
 from distkeras.ps.errors import JobStoppedError, NonFiniteError, RemoteProtocolError, ServerLostError, ShapeError
+from distkeras.ps.protocol.driver_messages import Inspect, InspectRows, PublishRows, RowsPublished, TableRows
 from distkeras.ps.protocol.framing import _CODES, encode
 from distkeras.ps.protocol.loop import NO_FLOATS
-from distkeras.ps.protocol.messages import (
-    Ack,
-    CenterReply,
-    Commit,
-    Inspect,
-    InspectRows,
-    PublishRows,
-    Pull,
-    RowsPublished,
-    TableRows,
-)
+from distkeras.ps.protocol.messages import Ack, CenterReply, Commit, Pull
 from distkeras.ps.protocol.tables import TableShape, block_rows
 from distkeras.ps.rules import Rule, make
-from distkeras.ps.server.requests import TableRequests, rows_to_inspect
+from distkeras.ps.server.table_requests import TableRequests, rows_to_inspect
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
 from distkeras.ps.worker.loop import run_worker

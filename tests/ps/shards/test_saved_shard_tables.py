@@ -36,7 +36,7 @@ from distkeras.ps.checkpoint.state import capture, restore, rule_json
 from distkeras.ps.checkpoint.store import Store
 from distkeras.ps.checkpoint.table_files import TableFiles
 from distkeras.ps.errors import DifferentJobError
-from distkeras.ps.protocol.messages import ALL_ROWS
+from distkeras.ps.protocol.driver_messages import ALL_ROWS
 from distkeras.ps.protocol.shard_messages import PartSaved
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import make

@@ -22,8 +22,9 @@ from support.ps.toy_tables import TableBatch, ToyTables, table_worker
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.living_tables import LivingTable
 from distkeras.ps.errors import ConfigurationError, NonFiniteError, RemoteProtocolError
+from distkeras.ps.protocol.driver_messages import ALL_ROWS, PublishRows, RowsPublished
 from distkeras.ps.protocol.loop import NO_FLOATS
-from distkeras.ps.protocol.messages import ALL_ROWS, Ack, Message, PublishRows, RowsPublished
+from distkeras.ps.protocol.messages import Ack, Message
 from distkeras.ps.protocol.shard_messages import AskRows, DividedInspect, DividedRemoval, Greet, PartStored, SendPart
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.rules import Rule, center_rules, make

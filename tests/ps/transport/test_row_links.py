@@ -10,9 +10,10 @@ import pytest
 from support.patience import PATIENT
 
 from distkeras.ps.errors import MemberLostError, RemoteProtocolError
+from distkeras.ps.protocol.driver_messages import Goodbye
 from distkeras.ps.protocol.framing import Limits
 from distkeras.ps.protocol.loop import Position
-from distkeras.ps.protocol.messages import FetchBatches, Goodbye, Hello, SentBatch
+from distkeras.ps.protocol.messages import FetchBatches, Hello, SentBatch
 from distkeras.ps.transport.client import dial
 from distkeras.ps.transport.row_links import AHEAD, RawBatch, RowClient, RowServer, arrays_of, layout_of
 

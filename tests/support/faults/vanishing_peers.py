@@ -14,7 +14,8 @@ import time
 import numpy as np
 
 from distkeras.ps.errors import DistkerasError
-from distkeras.ps.protocol.messages import Inspect, Message, Observe
+from distkeras.ps.protocol.driver_messages import Inspect, Observe
+from distkeras.ps.protocol.messages import Message
 from distkeras.ps.rules import make
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.settings import ServerSettings

@@ -13,12 +13,13 @@ from distkeras.ps.center.driver_values import RATE
 from distkeras.ps.center.living_tables import make_table
 from distkeras.ps.center.schedulers import scheduler_for
 from distkeras.ps.center.tables import Table
+from distkeras.ps.protocol.driver_messages import Inspect, SetValues
 from distkeras.ps.protocol.loop import NO_FLOATS, NO_ROWS
-from distkeras.ps.protocol.messages import Commit, Inspect, SetValues
+from distkeras.ps.protocol.messages import Commit
 from distkeras.ps.protocol.shard_messages import DividedInspect, DividedRemoval
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.rules import Rule
-from distkeras.ps.server.requests import rows_to_inspect
+from distkeras.ps.server.table_requests import rows_to_inspect
 from distkeras.ps.shards.cut import Cut
 from distkeras.ps.shards.owned_tables import make_owned_table
 from distkeras.ps.shards.sequencer import ELEMENTS, SequencingCenter

@@ -1,95 +1,19 @@
-"""The server's answers to requests about states of the workers' optimizers, and about rows of tables."""
+"""The server's answers to requests about rows of tables."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease, StateMemory
 from distkeras.ps.center.living_tables import LivingTable, make_table
 from distkeras.ps.center.tables import PartialTable, Table
 from distkeras.ps.errors import ConfigurationError, RemoteProtocolError
-from distkeras.ps.events import report
-from distkeras.ps.protocol import messages
-from distkeras.ps.protocol.loop import NO_BYTES
+from distkeras.ps.protocol import driver_messages
 from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, block_rows
-from distkeras.ps.server.job_state import JobCondition, Peer
-from distkeras.ps.world.world import World
-
-log = logging.getLogger(__name__)
-
-Request = messages.KeepOptimizer | messages.FetchOptimizer | messages.OptimizerTaken | messages.Announce
-
-
-class OptimizerRequests:
-    """Keeps a worker's latest optimizer state in its partition's lease, and sends it to the next attempt.
-
-    ``require_lease`` returns the sender's lease, under the lock; ``ahead``: states arrive before their commits.
-    """
-
-    def __init__(
-        self,
-        changed: JobCondition,
-        states: StateMemory,
-        require_lease: Callable[[Peer, Request], PartitionLease],
-        acknowledge: Callable[[], messages.Ack],
-        world: World,
-        ahead: bool = False,
-    ) -> None:
-        self._changed, self.states, self._now, self._ahead = changed, states, world.time, ahead
-        self._require_lease, self._acknowledge = require_lease, acknowledge
-
-    def keep(self, peer: Peer, message: messages.KeepOptimizer) -> Message:
-        """Keep the state; report and discard it if it is damaged or too large."""
-        worker, attempt, problem = message.worker, message.attempt, ""
-        if message.damaged:
-            problem = f"its {message.content.nbytes} bytes have another checksum than {message.checksum:#010x}"
-        elif not self.states.holds(message.content):
-            problem = f"there is no room for its {message.content.nbytes} bytes on the server's disk"
-        if problem:
-            text = "the optimizer's state after commit %d is not kept: %s"
-            report(log, "optimizer", text, message.sequence, problem, worker=worker, attempt=attempt)
-            return self._acknowledge()
-        try:
-            with self._changed:
-                self._require_lease(peer, message).keep_optimizer(message, self._now(), ahead=self._ahead)
-        except RemoteProtocolError as error:  # a lost lease is reported by the session
-            report(
-                log, "optimizer", "an optimizer's state is refused: %s", error.message, worker=worker, attempt=attempt
-            )
-            raise
-        return self._acknowledge()
-
-    def fetch(self, peer: Peer, message: messages.FetchOptimizer) -> Message:
-        """Return the state that is kept for the partition."""
-        with self._changed:
-            kept = self._require_lease(peer, message).optimizer
-        if kept is None:
-            return messages.KeptOptimizer("", NO_BYTES, 0, attempt=NO_ATTEMPT, sequence=0)
-        state = kept.state
-        return messages.KeptOptimizer(
-            state.layout, state.content, state.checksum, attempt=kept.attempt, sequence=kept.sequence
-        )
-
-    def taken(self, peer: Peer, message: messages.OptimizerTaken) -> Message:
-        """Log whether the worker has loaded the state that it was sent."""
-        worker, attempt = message.worker, message.attempt
-        with self._changed:
-            lease = self._require_lease(peer, message)
-            kept, sequence = lease.optimizer, lease.sequence
-        if message.problem or kept is None:
-            text = "the optimizer of attempt %d begins with a new state after commit %d: %s"
-            problem = message.problem or "none is kept"
-            report(log, "optimizer", text, attempt, sequence, problem, worker=worker, attempt=attempt)
-        else:
-            text = "attempt %d continues after commit %d with the optimizer of attempt %d after commit %d (%.1f s old)"
-            where = (attempt, sequence, kept.attempt, kept.sequence, self._now() - kept.kept_at)
-            report(log, "optimizer", text, *where, worker=worker, attempt=attempt)
-        return self._acknowledge()
+from distkeras.ps.server.job_state import JobCondition
 
 
 class TableRequests:
@@ -116,13 +40,13 @@ class TableRequests:
                     f"Received: {published}"
                 )
 
-    def publish(self, center: Center | None, message: messages.PublishRows) -> Message:
+    def publish(self, center: Center | None, message: driver_messages.PublishRows) -> Message:
         """Store the rows, unless a published or restored ``center`` already has them."""
         table = self._table(message.table)
         shape, end = table.shape, message.start + message.rows.size // table.shape.width
         with self._changed:
             if center is not None:
-                return messages.RowsPublished(shape.rows)
+                return driver_messages.RowsPublished(shape.rows)
             filled, most = self._published[message.table], shape.rows if shape.partial else table.count
             whole = message.rows.size % shape.width == 0
             if not whole or not 0 <= message.start <= filled or not message.start < end <= most:
@@ -135,9 +59,9 @@ class TableRequests:
             else:
                 table.array[message.start : end] = message.rows.reshape(-1, shape.width)
             self._published[message.table] = max(filled, end)
-            return messages.RowsPublished(end)
+            return driver_messages.RowsPublished(end)
 
-    def inspect(self, require_center: Callable[[], Center], message: messages.InspectRows) -> Message:
+    def inspect(self, require_center: Callable[[], Center], message: driver_messages.InspectRows) -> Message:
         """Return a copy of the present rows."""
         shape, count = self._table(message.table).shape, message.count
         end = message.start + count
@@ -152,7 +76,9 @@ class TableRequests:
             if message.changed:
                 return self._changes(center, table, slice(message.start, end))
             ids, rows = table.present(slice(message.start, min(end, table.count)))
-            return messages.TableRows(center.clock, table.count, rows.reshape(-1), NO_IDS if ids is None else ids)
+            return driver_messages.TableRows(
+                center.clock, table.count, rows.reshape(-1), NO_IDS if ids is None else ids
+            )
 
     def _changes(self, center: Center, table: Table, places: slice) -> Message:
         if not isinstance(table, LivingTable):
@@ -161,19 +87,19 @@ class TableRequests:
             )
         places = slice(places.start, min(places.stop, table.marks.count))
         ids, rows, gone = table.changed(places)
-        return messages.TableRows(center.clock, table.marks.count, rows.reshape(-1), ids, gone)
+        return driver_messages.TableRows(center.clock, table.marks.count, rows.reshape(-1), ids, gone)
 
-    def begin_changes(self, center: Center, message: messages.BeginChanges) -> Message:
+    def begin_changes(self, center: Center, message: driver_messages.BeginChanges) -> Message:
         """Note from which moment on changes are asked for; the caller holds the lock."""
         known = center.begin_changes(message.since)
-        return messages.ChangesBegun(center.clock, known)
+        return driver_messages.ChangesBegun(center.clock, known)
 
-    def remove(self, center: Center, message: messages.RemoveRows) -> None:
+    def remove(self, center: Center, message: driver_messages.RemoveRows) -> None:
         """Remove rows, which are checked; the caller holds the lock."""
         self.require_removable(message)
         center.remove_rows(message.table, message.ids)
 
-    def require_removable(self, message: messages.RemoveRows) -> None:
+    def require_removable(self, message: driver_messages.RemoveRows) -> None:
         """Check the rows to remove.
 
         Raises:
@@ -200,7 +126,7 @@ class TableRequests:
         return self.tables[number]
 
 
-def rows_to_inspect(tables: Sequence[Table], message: messages.Inspect) -> tuple[Ids, ...]:
+def rows_to_inspect(tables: Sequence[Table], message: driver_messages.Inspect) -> tuple[Ids, ...]:
     """Return the rows that a driver is sent with the center, table by table; an empty tuple if it requests none."""
     if message.moved_after < 0 and not message.wants:
         return ()
@@ -222,7 +148,7 @@ def rows_to_inspect(tables: Sequence[Table], message: messages.Inspect) -> tuple
     )
 
 
-def _put(table: PartialTable, message: messages.PublishRows) -> None:
+def _put(table: PartialTable, message: driver_messages.PublishRows) -> None:
     """Store touched rows; raise a RemoteProtocolError if one is out of range or occurs twice."""
     ids, rows = message.ids, message.rows.reshape(-1, table.shape.width)
     if len(ids) != len(rows) or ids.min() < 0 or ids.max() >= table.shape.rows:
