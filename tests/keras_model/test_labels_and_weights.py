@@ -219,8 +219,8 @@ CASES = {
 TRACED = ("weights of steps",)
 #: Cases that differ from another one only in the loss, or in how weights are passed.
 LATER = (
-    *("a weight for each output", "one weight for all outputs", "None in a mapping", "weights of steps"),
-    *("two losses of one output", "ignored class of steps", "ctc"),
+    *("a weight for each output", "one weight for all outputs", "weights of steps", "two losses of one output"),
+    *("ignored class of steps", "ctc"),
 )
 
 
