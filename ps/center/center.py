@@ -499,10 +499,6 @@ class Center:
             steps / (steps + others)
         )
 
-    def ready(self, worker: int) -> bool:
-        """Return whether ``worker`` may be sent the center now."""
-        return self.scheduler.ready(worker)
-
     def release(
         self, worker: int, attempt: int, wants: Sequence[Ids] = (), outs: Sequence[Vector | None] = ()
     ) -> Released:
@@ -569,6 +565,12 @@ class Center:
         assert isinstance(table, LivingTable), "only a table whose touches are counted can lose rows"
         table.remove(ids, self.clock + 1)
         self.edits += 1
+
+
+def partition_of(center: Center | None, number: int | None) -> int | None:
+    """Return the partition of a lease, by its number: events and errors name it rather than a loan."""
+    lease = None if center is None or number is None else center.leases.get(number)
+    return number if lease is None else lease.partition
 
 
 def require_rows(rule: Rule, tables: int) -> None:

@@ -20,7 +20,6 @@ the helper takes :math:`r w / (v + w)` of them. The cut is where a window of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from distkeras.ps.center.leases import Leases, LeaseState, PartitionLease
@@ -51,14 +50,6 @@ class Offer(NamedTuple):
     checksum: int
 
 
-@dataclass
-class Helper:
-    """A worker that asks for work; ``speed`` is what it had, in mini-batches per second."""
-
-    speed: float
-    asked_at: float
-
-
 class Lending:
     """Decides what is lent; its caller holds the lock of the center.
 
@@ -72,8 +63,9 @@ class Lending:
     def __init__(self, leases: Leases, workers: int, rule: Rule, now: Callable[[], float]) -> None:
         self._leases, self._workers, self._rule, self._now = leases, workers, rule, now
         self.offers: dict[int, Offer] = {}
-        #: The workers that ask for work, by number and attempt, in the order in which they came.
-        self.helpers: dict[tuple[int, int], Helper] = {}
+        #: The workers that ask for work, by number and attempt, in the order in which they came, with the speed that
+        #: each had, in mini-batches per second.
+        self.helpers: dict[tuple[int, int], float] = {}
         #: Returns whether the holder of a lease, by number, has been silent for too long.
         self.is_gone: Callable[[int], bool] = lambda number: False
         #: When the holder of each lease has committed last, or when that was first asked.
@@ -100,7 +92,7 @@ class Lending:
 
     def ask(self, worker: int, attempt: int) -> None:
         """Note that an attempt of ``worker``, which has no work left, asks for some."""
-        self.helpers.setdefault((worker, attempt), Helper(self._known_pace(worker), self._now()))
+        self.helpers.setdefault((worker, attempt), self._known_pace(worker))
 
     def withdraw(self, worker: int, attempt: int) -> None:
         """Note that an attempt of ``worker`` no longer asks."""
@@ -130,19 +122,19 @@ class Lending:
             The number of the new loan; None: nothing was cut.
         """
         self._committed_at[number] = self._now()
-        lease, helper = self._leases[number], next(iter(self.helpers.values()), None)
+        lease, speed = self._leases[number], next(iter(self.helpers.values()), None)
         helps = number >= self._workers and lease.holder != lease.partition
         if helps and lease.partition in self.offers and not self._leases.owes(lease.holder) and self._needs_slots():
             return self._recall(number)
-        if helper is None or lease.partition not in self.offers or any(self._unheld_loans()):
+        if speed is None or lease.partition not in self.offers or any(self._unheld_loans()):
             return None
         pace, seconds = lease.pace(self._now()), self._seconds_left(lease)
         if pace is None or seconds is None or seconds < _LATE * max(self._all_seconds_left(), default=0.0):
             return None
         offer, left = self.offers[lease.partition], self._left(lease)
         window = self._longest_window(offer)
-        lent = min(int(left * helper.speed / (pace + helper.speed)), left - _WINDOWS_AHEAD * window)
-        if lent < max(_LEAST_WINDOWS * window, _LEAST_SECONDS * helper.speed):
+        lent = min(int(left * speed / (pace + speed)), left - _WINDOWS_AHEAD * window)
+        if lent < max(_LEAST_WINDOWS * window, _LEAST_SECONDS * speed):
             return None
         return self._cut_at(number, self._window_end(lease, lent))
 

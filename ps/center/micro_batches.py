@@ -21,11 +21,6 @@ from distkeras.ps.errors import DifferentJobError, LeaseLostError
 NO_MICRO_BATCH = -1
 
 
-def is_complete(center: Center) -> bool:
-    """Return whether every partition of the current micro-batch has ended."""
-    return center.leases.complete
-
-
 def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Scheduler) -> bool:
     """Begin micro-batch ``number`` of ``stream``, under a new scheduler; return False if it has begun before."""
     _require_stream(center, number)
@@ -36,7 +31,7 @@ def begin_micro_batch(center: Center, stream: str, number: int, scheduler: Sched
         )
     if present is not None and present.number == number:
         return False
-    due = 0 if present is None else present.number + is_complete(center)
+    due = 0 if present is None else present.number + center.leases.complete
     if number != due:
         covered = due - 1
         what = f"covers micro-batches up to {covered}" if covered >= 0 else "covers no micro-batch"

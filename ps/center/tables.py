@@ -117,16 +117,14 @@ class Table:
         """The number of rows of `array` that are in use: all of them, or the touched ones."""
         return len(self.array)
 
-    def ids_of(self, places: slice | Ids) -> Ids | None:
-        """Return the row numbers of the rows of `array` at ``places``; None: they equal ``places``."""
-        return None
-
     def begin_snapshot(self) -> None:
-        """Begin a snapshot of the rows that have changed since the previous one."""
         self.changes.begin()
 
     def saved_ids(self, places: slice | Ids) -> Ids | None:
-        """Return `ids_of` for the snapshot that is being written, as they were when it was begun."""
+        """Return the numbers of the rows of `array` at ``places``; None: they equal ``places``.
+
+        While a snapshot is being written, they are those from when it was begun.
+        """
         return None
 
     def _places(self, ids: Ids) -> Ids:
@@ -169,14 +167,14 @@ class Table:
         return out
 
     def restore(self, rows: np.ndarray, ids: Ids) -> None:
-        """Take over the rows of a snapshot into a new table; ``ids`` are `ids_of` all of them, empty for None."""
+        """Take over the rows of a snapshot into a new table; ``ids`` are their `saved_ids`, empty for None."""
         if ids.size:
             self.array[self._places(ids)] = rows
         else:
             self.array = rows
 
     def present(self, places: slice) -> tuple[Ids | None, np.ndarray]:
-        """Return copies of the rows of `array` at ``places`` that a driver is sent, and their `ids_of`."""
+        """Return copies of the rows of `array` at ``places`` that a driver is sent, and their numbers, or None."""
         return None, self.array[places].copy()
 
     def tick(self, clock: int, seconds: float) -> None:
@@ -210,6 +208,7 @@ class PartialTable(Table):
         return self._count
 
     def ids_of(self, places: slice | Ids) -> Ids:
+        """Return the numbers of the rows of `array` at ``places``; `NO_ROW` at a free place."""
         return self._ids[places]
 
     def begin_snapshot(self) -> None:

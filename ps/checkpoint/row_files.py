@@ -85,11 +85,6 @@ def chosen_rows(several: Sequence[RowFiles], load: Load, keep: Keep) -> tuple[Ro
     return tuple(tables)
 
 
-def every_row(ids: Ids) -> np.ndarray:
-    """Return that all rows are wanted."""
-    return np.ones(len(ids), np.bool_)
-
-
 def joined_living(several: Sequence[RowFiles], *, counted: bool = True) -> list[dict[str, Any]]:
     """Return the states of the living tables; their counts are the sums, or 0 unless they are ``counted``."""
     # All shards have the same moments. One of the new shards goes on with the sum of what all of them have counted.

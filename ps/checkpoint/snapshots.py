@@ -23,7 +23,7 @@ from distkeras.ps.center.leases import KeptState
 from distkeras.ps.center.tables import Rows
 from distkeras.ps.checkpoint.ownership import Claim, Name, Ownership, parsed
 from distkeras.ps.checkpoint.parts import PartFile, SavedSlice, Share, joined_parts, part_of, vectors_of, with_vectors
-from distkeras.ps.checkpoint.row_files import RowFile, RowFiles, chosen_rows, every_row, joined_living
+from distkeras.ps.checkpoint.row_files import RowFile, RowFiles, chosen_rows, joined_living
 from distkeras.ps.checkpoint.state import State, restore
 from distkeras.ps.checkpoint.store import (
     FIRST,
@@ -44,7 +44,6 @@ from distkeras.ps.world.world import REAL, World
 
 #: The kinds of files that snapshots name, and that are removed with the last snapshot that names them.
 _NEEDED = ("log", "optimizer", "table", "part")
-NO_FILES: Mapping[int, str] = MappingProxyType({})
 
 
 def saved_job(uri: str) -> dict[str, Any] | None:
@@ -333,7 +332,9 @@ class SnapshotDirectory:
                 for file in saved.files:
                     self._read(file.name)
             return ()
-        return chosen_rows(several, self._arrays, every_row) if joined else several[0].tables(self._arrays)
+        if not joined:
+            return several[0].tables(self._arrays)
+        return chosen_rows(several, self._arrays, lambda ids: np.ones(len(ids), np.bool_))
 
     def _row_files(
         self, header: Mapping[str, Any], parts: Sequence[PartFile], read: Callable[[str], Mapping[str, Any]]
@@ -480,7 +481,7 @@ class SnapshotDirectory:
         self,
         state: State,
         files: LogFiles,
-        optimizer_files: Mapping[int, str] = NO_FILES,
+        optimizer_files: Mapping[int, str] = MappingProxyType({}),
         row_files: Sequence[RowFile] = (),
         parts: Sequence[PartFile] = (),
     ) -> None:

@@ -76,9 +76,6 @@ class Seal:
         self._key = key
         self._frames = 0
 
-    def __repr__(self) -> str:
-        return f"Seal(frames={self._frames})"
-
     def tag(self, kind: type[Message], head: Octets, arrays: Iterable[np.ndarray]) -> bytes:
         """Return the tag of the next frame, ``TAG_BYTES`` long, over its head and the arrays of its body."""
         self._frames += 1
@@ -583,10 +580,8 @@ class Connection:
         self._challenge = Challenge(self.nonce if server else NO_BYTES)
         #: The seal for frames that this end sends; None before the handshake is complete.
         self.seal: Seal | None = None
-        self._slots: SharedSlots | None = None
-
-    def __repr__(self) -> str:
-        return f"Connection(server={self.server}, authenticated={self.authenticated})"
+        #: The slots through which vectors are exchanged; None: they are in the frames.
+        self.slots: SharedSlots | None = None
 
     def start(self) -> list[bytes | memoryview]:
         """Return the bytes to send first: the server's challenge; none from a client."""
@@ -600,7 +595,7 @@ class Connection:
         """Return the bytes of ``message``; raise a LocalProtocolError before the handshake is complete."""
         if not self.authenticated:
             raise LocalProtocolError(f"the handshake must be over first. Received: {type(message).__name__} to send")
-        return encode(message, self.seal, self._slots)
+        return encode(message, self.seal, self.slots)
 
     def spaces(self) -> list[memoryview]:
         return self._reader.spaces()
@@ -651,12 +646,7 @@ class Connection:
 
     def share(self, slots: SharedSlots | None) -> None:
         """Exchange vectors through ``slots`` from the next frame on; None: in the frames. Needs authentication."""
-        self._slots = self._reader.slots = slots
-
-    @property
-    def slots(self) -> SharedSlots | None:
-        """The slots through which vectors are exchanged; None: they are in the frames."""
-        return self._slots
+        self.slots = self._reader.slots = slots
 
     def set_limits(self, limits: Limits) -> None:
         """Replace the bounds on the peer's frames, between two of them."""

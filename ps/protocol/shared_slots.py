@@ -129,13 +129,10 @@ class SharedSlots:
         """Return whether ``token`` is the one that the worker wrote."""
         return hmac.compare_digest(self._token.tobytes(), token)
 
-    def payload(self, turn: int) -> tuple[np.ndarray, ...]:
-        """Return memory for the parts of a payload that is not encoded, float32, each with the rows of all tables."""
-        return tuple(self._areas[turn * self._sizes.parts : (turn + 1) * self._sizes.parts])
-
-    @property
-    def turns(self) -> int:
-        return self._sizes.turns
+    def payloads(self) -> list[tuple[np.ndarray, ...]]:
+        """Return memory for the parts of payloads that are not encoded, float32, each with the rows of all tables."""
+        parts = self._sizes.parts
+        return [tuple(self._areas[turn * parts : (turn + 1) * parts]) for turn in range(self._sizes.turns)]
 
     def packed_payload(self) -> tuple[np.ndarray, ...]:
         """Return memory for the encoded parts of a payload, uint8."""
@@ -195,7 +192,8 @@ class SharedSlots:
 
     def require(self, kind: type[Message], slot: int, dtype: np.dtype, size: int) -> None:
         """Raise a RemoteProtocolError unless the peer may use this slot for such an array."""
-        expected, slots = (Commit, range(self._sizes.payloads)) if self.server else (CenterReply, self._reply_slots)
+        first = self._sizes.payloads
+        expected, slots = (Commit, range(first)) if self.server else (CenterReply, range(first, self._sizes.slots))
         if kind not in (expected, PeerVector) or slot not in slots or not self._fits(slot, dtype, size):
             raise RemoteProtocolError(
                 f"a slot must be one of {slots} with a vector of a {expected.__name__}, or with rows. "
@@ -205,10 +203,6 @@ class SharedSlots:
     def read(self, slot: int, dtype: np.dtype, size: int) -> np.ndarray:
         """Return the array in a slot that the peer has named; the caller must copy that of a commit."""
         return (self._vectors if dtype == _FLOAT32 else self._packed)[slot][:size]
-
-    @property
-    def _reply_slots(self) -> range:
-        return range(self._sizes.payloads, self._sizes.slots)
 
 
 def _address(array: np.ndarray) -> int:

@@ -19,7 +19,6 @@ Invariants, on which the center relies and which the conformance suite checks fo
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -247,7 +246,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
+class Rule:
     """Base of all update rules. The defaults are accumulated DOWNPOUR: send the window's movement, add it.
 
     Args:
@@ -486,15 +485,12 @@ class Rule(ABC):
 
         It changes nothing that the rule needs if the worker returns, when its job is resumed with more epochs.
         """
-        return
 
     def return_all(self, model: tuple[Vector, ...], counters: dict[str, int]) -> None:
         """Undo `leave` of all workers, to the bit."""
-        return
 
     def require_job(self, workers: int, epochs: int) -> None:
         """Raise ConfigurationError if the rule cannot train with so many workers and epochs."""
-        return
 
     def config(self) -> dict[str, Any]:
         """Return the hyper-parameters by name, JSON-ready; `window_max` only if it is set."""

@@ -163,16 +163,13 @@ class Daso(Rule):
         return CYCLING if epoch < epochs - self.cool_down else COOL_DOWN
 
     def require_job(self, workers: int, epochs: int) -> None:
-        self.require_epochs("num_epoch", epochs)
+        if epochs < self.warm_up + self.cool_down:
+            least = f"at least those of warm-up and cool-down, {self.warm_up} + {self.cool_down}"
+            raise invalid("num_epoch", epochs, least)
         if self.nodes is not None and workers % self.nodes:
             raise ConfigurationError(
                 f"`num_workers` must be a multiple of the rule's `nodes`, {self.nodes}. Received: num_workers={workers}"
             )
-
-    def require_epochs(self, name: str, epochs: int) -> None:
-        """Raise ConfigurationError unless ``epochs``, the argument ``name``, has room for warm-up and cool-down."""
-        if epochs < self.warm_up + self.cool_down:
-            raise invalid(name, epochs, f"at least those of warm-up and cool-down, {self.warm_up} + {self.cool_down}")
 
 
 class Sent(NamedTuple):
@@ -216,17 +213,13 @@ class Turns:
         self._cycle = daso.initial
         self._synchronizations = 0
         self._batches_since_send = 0
-        self._in_flight: Sent | None = None
+        #: The exchange in flight; None: none is.
+        self.in_flight: Sent | None = None
         self._lowest, self._stable = math.inf, 0
-
-    @property
-    def in_flight(self) -> Sent | None:
-        """The exchange in flight; None: none is."""
-        return self._in_flight
 
     def state(self) -> tuple[float, ...]:
         """Return the whole state as numbers, for `restore`."""
-        sent = self._in_flight or Sent(-1, 0, 0)
+        sent = self.in_flight or Sent(-1, 0, 0)
         counts = self._synchronizations, self._batches_since_send, self._stable
         return (*self._cycle, *counts, *sent, self._lowest)
 
@@ -235,28 +228,24 @@ class Turns:
         *counts, lowest = state
         interval, wait, synchronizations, since, stable, *sent = map(int, counts)
         self._cycle, self._synchronizations, self._batches_since_send = (interval, wait), synchronizations, since
-        self._in_flight = Sent(*sent) if sent[0] >= 0 else None
+        self.in_flight = Sent(*sent) if sent[0] >= 0 else None
         self._stable, self._lowest = stable, float(lowest)
-
-    def in_force(self, phase: str) -> tuple[int, int]:
-        """Return the current B and W; 1 and 0 while blocking."""
-        return self._cycle if phase == CYCLING else (1, 0)
 
     def after(self, batch: int, phase: str) -> Turn:
         """Return the exchanges after ``batch``, counted from 0 over all epochs; must be called for each, in order."""
         if self._nodes == 1:
             return Turn()
         if phase != CYCLING:
-            self._in_flight = None
+            self.in_flight = None
             return Turn(block=self._next_group())
         self._batches_since_send += 1
         merge = send = None
-        sent = self._in_flight
+        sent = self.in_flight
         if sent is not None and batch == sent.batch + sent.wait:
-            merge, self._in_flight = sent, None
+            merge, self.in_flight = sent, None
         interval, wait = self._cycle
-        if self._batches_since_send >= interval and self._in_flight is None:
-            send = self._in_flight = Sent(batch, wait, self._next_group())
+        if self._batches_since_send >= interval and self.in_flight is None:
+            send = self.in_flight = Sent(batch, wait, self._next_group())
             self._batches_since_send = 0
         return Turn(merge=merge, send=send)
 

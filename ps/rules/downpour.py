@@ -204,7 +204,6 @@ class DelayAdaptive(Rule):
     )
     traits = Traits(grows=True, rows=True, sums=True)
 
-    window: int | str | None = 1
     threshold: int | None = count(None)
 
     def accept(self, context: Context, counters: dict[str, int]) -> Scalars:
@@ -254,7 +253,6 @@ class Ringmaster(Rule):
     )
     traits = Traits(grows=True, rows=True)
 
-    window: int | str | None = 1
     threshold: int | None = count(None)
     patience: int | None = count(1, 0)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from distkeras.ps.center.center import Center, Released
+from distkeras.ps.center.center import Center, Released, partition_of
 from distkeras.ps.center.checks import check_hello, check_shapes, check_wants, not_finite
 from distkeras.ps.center.leases import NO_ATTEMPT
 from distkeras.ps.center.micro_batches import require_present
@@ -102,7 +102,6 @@ class Dispatcher(ServedCenter):
         }
 
     def disconnected(self, peer: Peer) -> None:
-        """Note that a session has ended."""
         if peer.lease is None:
             return  # the end of a refused connection must not wake the other sessions
         with self.changed:
@@ -113,7 +112,6 @@ class Dispatcher(ServedCenter):
             self.changed.notify_all()
 
     def answer(self, peer: Peer, message: Message) -> Message:
-        """Return the reply to ``message``; the session sends a DistkerasError to the peer."""
         handler = self._handlers.get(type(message))
         if handler is None:
             raise RemoteProtocolError(f"a message to the server must be a request. Received: {type(message).__name__}")
@@ -256,7 +254,7 @@ class Dispatcher(ServedCenter):
         if newly_skipped:
             count = f"{skipped + 1} of at most {most}"
             text = "a commit is skipped (%s): %s"
-            worker = self.partition_of(commit.worker)
+            worker = partition_of(center, commit.worker)
             report(log, "skipped", text, count, error.message, worker=worker, attempt=commit.attempt)
         return answer
 
@@ -293,14 +291,14 @@ class Dispatcher(ServedCenter):
             self.changed.fail(message)
         else:  # Spark may retry the task
             number, attempt = peer.lease or (None, None)
-            worker = message.worker if number is None else self.partition_of(number)
+            worker = message.worker if number is None else partition_of(self.center, number)
             report(log, "node", "a task attempt has failed: %s", error.message, worker=worker, attempt=attempt)
         return self.acknowledge()
 
     def _release(self, peer: Peer, center: Center, worker: int, attempt: int, wants: Sequence[Ids] = ()) -> Released:
         """Wait until ``worker`` may be sent the center; return the reply's content, with the rows that it ``wants``."""
         self.require_holder(peer, center, worker, attempt)
-        if not center.ready(worker):
+        if not center.scheduler.ready(worker):
             self._wait_until_ready(peer, center, worker)
         self.changed.require_running()
         self.require_holder(peer, center, worker, attempt)
@@ -319,4 +317,4 @@ class Dispatcher(ServedCenter):
         # In a resumed job, a partition that has contributed to the round waits for the others to join, and then for
         # their commits, each of which may take a whole window.
         wait(lambda: not center.scheduler.missing(), self.deadlines.gather)
-        wait(lambda: center.ready(worker), self.deadlines.reply)
+        wait(lambda: center.scheduler.ready(worker), self.deadlines.reply)

@@ -8,7 +8,7 @@ import numpy as np
 
 from distkeras.ps.center.driver_values import set_values
 from distkeras.ps.center.leases import NO_ATTEMPT
-from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before, is_complete
+from distkeras.ps.center.micro_batches import begin_micro_batch, commits_before
 from distkeras.ps.errors import JobStoppedError
 from distkeras.ps.protocol import driver_messages
 from distkeras.ps.protocol.messages import Message, fault_of
@@ -43,7 +43,7 @@ class DriverRequests:
                 self._served.connections.clear()
                 self._changed.notify_all()
             records = commits_before(center)
-            return driver_messages.MicroBatchBegun(center.began[0], records, began, is_complete(center))
+            return driver_messages.MicroBatchBegun(center.began[0], records, began, center.leases.complete)
 
     def observe(self, peer: Peer, message: driver_messages.Observe) -> Message:
         """Wait until the clock is above the driver's, and return the status."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import distkeras
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.micro_batches import is_complete, number_of
+from distkeras.ps.center.micro_batches import number_of
 from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.checkpoint.state import rule_json, sum_of_rows
@@ -205,7 +205,7 @@ def build_server(
                 row_sum=None if exact else sum_of_rows(saved.state),
                 stream="" if center.micro_batch is None else center.micro_batch.stream,
                 micro_batch=number_of(center),
-                complete=is_complete(center),
+                complete=center.leases.complete,
             )
             restored = (center, saved)
     server = ParameterServer(
@@ -223,30 +223,24 @@ def build_server(
 Build = Callable[[StartRequest, World, Callable[[], object]], tuple[ParameterServer, Started]]
 
 
-def _alone(
-    request: StartRequest, server: ParameterServer, record_activity: Callable[[], object]
-) -> AbstractContextManager[object]:
-    return contextlib.nullcontext()
-
-
 def serve(
     make_request: Callable[[], StartRequest],
     send_report: Callable[[StartReport], None],
     until_done: Callable[[ParameterServer], int],
+    accompany: Callable[[StartRequest, ParameterServer, Callable[[], object]], AbstractContextManager[object]],
     world: World = REAL,
     require_driver: Callable[[], None] = lambda: None,
     build: Build = build_server,
-    accompany: Callable[[StartRequest, ParameterServer, Callable[[], object]], AbstractContextManager[object]] = _alone,
 ) -> int:
     """Build the server in its process, report the outcome, and serve until ``until_done`` returns.
 
     Args:
         send_report: receives the reports, until the server is up.
         until_done: waits until the process must end, and returns its exit status.
-        require_driver: raises a DistkerasError if the driver has ended; then this server must not claim the checkpoint.
-        build: `build_server`, or a function with the same arguments.
         accompany: what runs while the server does, such as the processes of its shards; it calls its last argument
             while they start.
+        require_driver: raises a DistkerasError if the driver has ended; then this server must not claim the checkpoint.
+        build: `build_server`, or a function with the same arguments.
 
     Returns:
         The process' exit status: 2 if the server cannot start, else the result of ``until_done``.

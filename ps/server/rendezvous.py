@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from distkeras.ps.center.buffers import Buffer
 from distkeras.ps.center.center import Center
@@ -28,18 +27,11 @@ from distkeras.ps.center.leases import PartitionLease
 from distkeras.ps.errors import ConfigurationError, MemberLostError, RelayLostError
 from distkeras.ps.protocol.messages import Announce, Commit, Members, fault_of
 from distkeras.ps.rules.daso import Daso
-from distkeras.ps.server.job_state import JobCondition
+from distkeras.ps.server.job_state import JobCondition, Peer
 from distkeras.ps.settings import ServerSettings
 
 #: How many memberships in a row the same attempts may lose without completing a round.
 LOST_MEMBERSHIPS_MAX = 5
-
-
-class Waiter(Protocol):
-    """A session, as a wait for other workers needs it."""
-
-    def hung_up(self) -> bool:
-        """Return whether the peer has closed its end."""
 
 
 @dataclass(eq=False)
@@ -75,7 +67,7 @@ class Rendezvous:
         self._repeated = 0
 
     def announce(
-        self, peer: Waiter, center: Center, require_lease: Callable[[], PartitionLease], message: Announce
+        self, peer: Peer, center: Center, require_lease: Callable[[], PartitionLease], message: Announce
     ) -> Members:
         """Wait until all have announced themselves, and return the members."""
         rule, worker = self._settings.rule, message.worker
@@ -104,7 +96,7 @@ class Rendezvous:
         assert self._members is not None
         return self._members
 
-    def _gather(self, peer: Waiter, center: Center, worker: int) -> None:
+    def _gather(self, peer: Peer, center: Center, worker: int) -> None:
         """Wait until every worker has announced itself, or the membership is complete, or the job ends early."""
         deadlines, changed = self._settings.deadlines, self._changed
         changed.require(
@@ -202,7 +194,7 @@ class Rendezvous:
         self._held = {}
         self._changed.notify_all()
 
-    def commit(self, peer: Waiter, center: Center, commit: Commit, parts: Sequence[Buffer], arrived: float) -> bool:
+    def commit(self, peer: Peer, center: Center, commit: Commit, parts: Sequence[Buffer], arrived: float) -> bool:
         """Apply the commit with `Center.commit`, together with those of all other workers, once all have arrived."""
         if not center.is_next(commit, len(parts)):
             return False
@@ -270,7 +262,7 @@ class RelayGroups:
         self._formed: set[str] = set()
 
     def announce(
-        self, peer: Waiter, center: Center, require_lease: Callable[[], PartitionLease], message: Announce
+        self, peer: Peer, center: Center, require_lease: Callable[[], PartitionLease], message: Announce
     ) -> Members:
         """Return the sender's group, once it is complete; the caller holds the lock."""
         require_lease()

@@ -87,13 +87,7 @@ class ServedCenter:
         if self._checkpointer is not None:
             self._checkpointer.close(timeout)
 
-    def partition_of(self, number: int | None) -> int | None:
-        """Return the partition of a lease, by its number: events and errors name it rather than a loan."""
-        lease = None if self.center is None or number is None else self.center.leases.get(number)
-        return number if lease is None else lease.partition
-
     def corrupted(self, error: NodeError) -> DistkerasError:
-        """Return the error to raise for ``error``, after which a commit is applied in part."""
         if self._checkpointer is None:
             return error
         self.changed.report_corruption(error.message)

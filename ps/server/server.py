@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from distkeras.ps.center.center import Center
+from distkeras.ps.center.center import Center, partition_of
 from distkeras.ps.center.leases import StateMemory
-from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
+from distkeras.ps.checkpoint.snapshots import SnapshotDirectory
 from distkeras.ps.errors import (
     DeadlineError,
     DistkerasError,
@@ -64,9 +64,6 @@ class Answering(Protocol):
     def disconnected(self, peer: Peer) -> None:
         """Note that a session has ended."""
 
-    def partition_of(self, number: int | None) -> int | None:
-        """Return the partition of a lease, by its number."""
-
     def corrupted(self, error: NodeError) -> DistkerasError:
         """Return the error to raise for ``error``, after which a commit is applied in part."""
 
@@ -100,7 +97,6 @@ class Session:
         return self.channel.hung_up()
 
     def share(self, slots: SharedSlots | None) -> None:
-        """Exchange vectors through ``slots`` from now on; None: over the connection."""
         self.channel.connection.share(slots)
         self.vectors.slots = slots
 
@@ -163,7 +159,7 @@ class Session:
         """Send ``error`` to the peer; return False if the connection must end after it."""
         ends_job = isinstance(error, _ENDS_JOB)
         if not isinstance(message, AskForWork):  # helpers have numbers of their own
-            error.worker = self._dispatcher.partition_of(error.worker)
+            error.worker = partition_of(self._dispatcher.center, error.worker)
         if ends_job and error.remote_traceback is None:
             error.remote_traceback = traceback.format_exc()
         fault = fault_of(error)
@@ -171,7 +167,7 @@ class Session:
             self._dispatcher.changed.fail(fault)
         elif isinstance(error, LeaseLostError):
             worker, attempt = getattr(message, "worker", None), getattr(message, "attempt", None)
-            partition = self._dispatcher.partition_of(worker)
+            partition = partition_of(self._dispatcher.center, worker)
             report(log, "fenced", "a request is refused: %s", error.message, worker=partition, attempt=attempt)
         self.vectors.drop()
         self.channel.send(fault)
@@ -207,20 +203,18 @@ class ParameterServer:
     Args:
         key: the job's key, 32 bytes.
         context: encrypts every connection (`server_context`); None: plain.
-        incarnation, snapshots, restored: see `Dispatcher`.
-        dispatcher: what answers the requests; None: a `Dispatcher`.
+        snapshots: where the ``dispatcher`` saves the center; None: nowhere.
+        dispatcher: what answers the requests; None: a `Dispatcher` that saves nothing.
         listener: a port that is bound already; None: the constructor binds the port of ``settings``.
     """
 
-    def __init__(  # noqa: PLR0913 - what a process is given, which callers name
+    def __init__(
         self,
         settings: ServerSettings,
         key: bytes,
         *,
         context: ssl.SSLContext | None = None,
-        incarnation: int = 1,
         snapshots: SnapshotDirectory | None = None,
-        restored: tuple[Center, Saved] | None = None,
         world: World = REAL,
         listener: Listener | None = None,
         dispatcher: Answering | None = None,
@@ -231,9 +225,7 @@ class ParameterServer:
         self._buffer = SOCKET_BUFFER if settings.shards == 1 else PARALLEL_SOCKET_BUFFER
         #: Admission control: the connections that are accepted, and the refused ones.
         self.admission = AdmissionControl(world=world)
-        self.dispatcher: Answering = dispatcher or Dispatcher(
-            settings, incarnation=incarnation, snapshots=snapshots, restored=restored, world=world
-        )
+        self.dispatcher: Answering = dispatcher or Dispatcher(settings, world=world)
         self._lock = world.lock()
         self._sessions: dict[Session, None] = {}  # in the order of their arrival
         self._listener = listener or world.listen(settings.host, settings.port)

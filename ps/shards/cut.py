@@ -39,10 +39,6 @@ class Cut:
         #: The elements of each shard.
         self.slices = tuple(slice(start, stop) for start, stop in pairwise(ends))
 
-    def length(self, shard: int) -> int:
-        """Return the number of elements of ``shard``."""
-        return self.slices[shard].stop - self.slices[shard].start
-
     def parts(self, vectors: Sequence[Vector], shard: int) -> tuple[Vector, ...]:
         """Return the elements of ``shard`` in each vector; views, not copies."""
         return tuple(vector[self.slices[shard]] for vector in vectors)

@@ -20,6 +20,8 @@ from distkeras.ps.world.streams import PARALLEL_SOCKET_BUFFER
 from distkeras.ps.world.world import REAL, World
 
 _T = TypeVar("_T")
+#: A vector at the sequencer, which has one element.
+ZERO = np.zeros(1, np.float32)
 
 
 class ShardLink(Client):
@@ -42,13 +44,13 @@ class ShardLink(Client):
             channel.hang_up()
         return channel
 
-    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+    def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         if kind is CenterReply and size and self.space is not None:
             for array in self.space:
                 if array.dtype == dtype and array.size == size:
                     self.space = None  # rows that follow may have the same size
                     return array
-        return super()._allocate(kind, dtype, size)
+        return super().allocate(kind, dtype, size)
 
     def fetch(self, ticket: int, space: tuple[np.ndarray, np.ndarray], *, whole: bool = True) -> CenterReply:
         """Return the slice at ``ticket``, in ``space``: memory for it, and for its encoded form."""

@@ -25,9 +25,6 @@ class OwnedTable(Table):
         places: Ids = np.searchsorted(self._own, ids)
         return places
 
-    def ids_of(self, places: slice | Ids) -> Ids:
-        return self._own[places]
-
     def saved_ids(self, places: slice | Ids) -> Ids:
         return self._own[places]
 

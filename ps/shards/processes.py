@@ -26,7 +26,7 @@ from distkeras.ps.server.shard_role import ShardRole
 from distkeras.ps.server.start_report import NotStarted, Started
 from distkeras.ps.settings import ServerSettings
 from distkeras.ps.shards.sequencer import ELEMENTS, SequencingCenter
-from distkeras.ps.shards.sequencer_server import SequencerDispatcher
+from distkeras.ps.shards.sequencer_server import SUSPENDED, SequencerDispatcher
 from distkeras.ps.shards.shard_server import ShardDispatcher
 from distkeras.ps.transport.client import server_context
 from distkeras.ps.world.processes import POLL_SECONDS, Child
@@ -34,8 +34,6 @@ from distkeras.ps.world.world import REAL, Thread, World
 
 #: Seconds for a shard to end.
 _END = 10.0
-#: Seconds between two checks of a shard, after which this process was suspended meanwhile.
-_SUSPENDED = 5.0
 
 
 class Divided(ServerKind):
@@ -191,7 +189,7 @@ class ShardProcesses:
             looked_at = self._world.monotonic()
             self._dispatcher.asked_at.setdefault(number, looked_at)
             while not child.wait(POLL_SECONDS):
-                if self._world.monotonic() - looked_at > _SUSPENDED:  # no shard could ask this process for tickets
+                if self._world.monotonic() - looked_at > SUSPENDED:  # no shard could ask this process for tickets
                     self._dispatcher.asked_at[number] = self._world.monotonic()
                 looked_at = self._world.monotonic()
                 self._dispatcher.require_attentive(number)

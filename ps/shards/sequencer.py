@@ -178,10 +178,6 @@ class SequencingCenter(Center):
         total = super()._apply(lease, parts, scalars, ahead)
         return math.nan if self.rule.scales_elements or self.rule.reduces else total
 
-    def begun(self, number: int) -> None:
-        """Issue the ticket of micro-batch ``number``, which has just begun."""
-        self.issue(Ticket(Kind.MICRO_BATCH, clock=self.clock, number=number))
-
     def _sequence(self, commit: Commit) -> int:
         lease = self.leases.get(commit.worker)
         return -1 if lease is None else lease.sequence

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distkeras.ps.center.center import Center, Released
+from distkeras.ps.center.center import Center, Released, partition_of
 from distkeras.ps.center.checks import check_hello, check_shapes
 from distkeras.ps.checkpoint.snapshots import Saved, SnapshotDirectory
 from distkeras.ps.errors import (
@@ -55,14 +55,14 @@ from distkeras.ps.settings import ServerSettings
 from distkeras.ps.shards.roles import Roles
 from distkeras.ps.shards.saving import PartsOfShards
 from distkeras.ps.shards.sequencer import ELEMENTS, SequencingCenter
-from distkeras.ps.shards.tickets import rows_of
+from distkeras.ps.shards.tickets import Kind, Ticket, rows_of
 from distkeras.ps.shards.totals import Totals
 from distkeras.ps.world.world import REAL, World
 
 #: The longest time that a request for tickets waits, in seconds.
 _PATIENCE_MOST = 10.0
 #: Seconds between two looks at the shards, after which this process was suspended meanwhile.
-_SUSPENDED = 5.0
+SUSPENDED = 5.0
 #: The most tickets that one message has: a shard that asks for the next ones is known to be alive.
 _TICKETS_MAX = 64
 
@@ -126,12 +126,8 @@ class SequencerDispatcher(Dispatcher):
             AddUp: self._on_add_up,
         }
 
-    @property
-    def _shards(self) -> int:
-        return self.settings.shards
-
     def _make_parts(self) -> PartsOfShards:
-        self._parts = PartsOfShards(self._shards, self.changed, lambda: self._sequencing)
+        self._parts = PartsOfShards(self.settings.shards, self.changed, lambda: self._sequencing)
         return self._parts
 
     def _on_part_saved(self, peer: Peer, message: PartSaved) -> Message:
@@ -142,7 +138,7 @@ class SequencerDispatcher(Dispatcher):
         return self.acknowledge()
 
     def _make_center(self, vector: np.ndarray, moving_statistics: np.ndarray) -> Center:
-        make = partial(SequencingCenter, shards=self._shards, shapes=self._whole.tables)
+        make = partial(SequencingCenter, shards=self.settings.shards, shapes=self._whole.tables)
         center = self.settings.make_center(vector, moving_statistics, self._incarnation, self.world, (), make=make)
         return self._listened(center)
 
@@ -169,7 +165,7 @@ class SequencerDispatcher(Dispatcher):
 
     def wait_for_publish(self, peer: Peer) -> None:
         with self.changed:
-            if len(self._places) < self._shards:
+            if len(self._places) < self.settings.shards:
                 # As if no server listened yet: they may read their snapshot for longer than a publication takes.
                 raise ServerLostError("the shards of this server are starting")
         super().wait_for_publish(peer)
@@ -213,7 +209,7 @@ class SequencerDispatcher(Dispatcher):
         try:
             with self.changed:  # a session that ends removes its shard
                 now = self.world.monotonic()
-                if now - self._looked_at > _SUSPENDED:  # no shard could ask this process for tickets
+                if now - self._looked_at > SUSPENDED:  # no shard could ask this process for tickets
                     self.asked_at = dict.fromkeys(self.asked_at, now)
                 self._looked_at = now
                 for shard in self.asked_at:
@@ -254,8 +250,8 @@ class SequencerDispatcher(Dispatcher):
         return self.acknowledge()
 
     def _require_number(self, shard: int) -> None:
-        if not 0 <= shard < self._shards:
-            raise RemoteProtocolError(f"`shard` must be in [0, {self._shards}). Received: shard={shard}")
+        if not 0 <= shard < self.settings.shards:
+            raise RemoteProtocolError(f"`shard` must be in [0, {self.settings.shards}). Received: shard={shard}")
 
     def wait_for_shards(self, seconds: float) -> bool:
         """Wait for up to ``seconds`` until all shards have registered, or cannot; return whether that is so.
@@ -264,7 +260,7 @@ class SequencerDispatcher(Dispatcher):
         """
         with self.changed:
             deadline = self.world.monotonic() + seconds
-            while self._shards > len(self._places) and self.changed.state is ServerState.RUNNING:
+            while self.settings.shards > len(self._places) and self.changed.state is ServerState.RUNNING:
                 left = deadline - self.world.monotonic()
                 if left <= 0:
                     return False
@@ -275,9 +271,9 @@ class SequencerDispatcher(Dispatcher):
         with self.changed:
             known = self._places
             if not self.changed.wait_while_running(
-                lambda: len(known) == self._shards, self.deadlines.publish, peer.hung_up
+                lambda: len(known) == self.settings.shards, self.deadlines.publish, peer.hung_up
             ):  # as if no server listened yet, and no error of the job
-                raise ServerLostError(f"shards {sorted({*range(self._shards)} - known.keys())} are starting")
+                raise ServerLostError(f"shards {sorted({*range(self.settings.shards)} - known.keys())} are starting")
             lines = [f"{host} {port}" for _, (host, port) in sorted(self._places.items())]
             return Shards("\n".join(lines), self._size)
 
@@ -327,7 +323,7 @@ class SequencerDispatcher(Dispatcher):
             return Total(self._totals.take(message.ticket))
 
     def _on_shard_fault(self, peer: Peer, message: ShardFault) -> Message:
-        partition = self.partition_of(None if message.worker < 0 else message.worker)
+        partition = partition_of(self.center, None if message.worker < 0 else message.worker)
         if message.within_ticket:
             with self.changed:
                 self._sequencing.shard_failed = True
@@ -395,5 +391,6 @@ class SequencerDispatcher(Dispatcher):
             answer = self._driver.begin_micro_batch(peer, message)
             assert isinstance(answer, driver_messages.MicroBatchBegun)
             if answer.began:
-                self._sequencing.begun(message.number)
+                center = self._sequencing
+                center.issue(Ticket(Kind.MICRO_BATCH, clock=center.clock, number=message.number))
             return answer

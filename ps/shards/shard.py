@@ -89,7 +89,7 @@ class Shard:
         self._released: dict[int, _Kept] = {}
         self._reads: dict[int, Released] = {}
         self._requests: dict[int, Request] = {}
-        self._calls: dict[Kind, Callable[[Ticket], None]] = {
+        self._calls: dict[Kind, Callable[[Ticket], object]] = {
             Kind.JOIN: self._join,
             Kind.LEAVE: self._leave,
             Kind.LEND: self._lend,
@@ -101,7 +101,7 @@ class Shard:
             Kind.RATE: self._set_rate,
             Kind.SAVE: lambda ticket: save(ticket.number),
             Kind.REMOVE: self._remove,
-            Kind.CHANGES: self._begin_changes,
+            Kind.CHANGES: lambda ticket: self.center.begin_changes(ticket.number),
         }
 
     def put(self, part: CommitPart) -> bool:
@@ -255,9 +255,6 @@ class Shard:
         request = self._requested(ticket)
         assert isinstance(request, DividedRemoval)
         self.center.remove_rows(request.table, request.ids)
-
-    def _begin_changes(self, ticket: Ticket) -> None:
-        self.center.begin_changes(ticket.number)
 
     def _begin_micro_batch(self, ticket: Ticket) -> None:
         present = self.center.micro_batch

@@ -219,7 +219,7 @@ class ShardDispatcher:
     def __init__(self, settings: ServerSettings, role: ShardRole, sequencer: Address, world: World = REAL) -> None:
         self._settings, self._deadlines, self._world = settings, settings.deadlines, world
         self._role, self._number = role, role.shard
-        condition = _ShardCondition(world, self._forward)
+        condition = _ShardCondition(world, lambda fault: self._follower.send(fault))
         self.changed: JobCondition = condition
         self.limits = Limits(body=settings.max_body, arrays=Limits.arrays + 3 * len(settings.tables))
         self.states = StateMemory(settings.workers, world)
@@ -282,24 +282,16 @@ class ShardDispatcher:
         finally:
             self._follower.close(timeout)
 
-    def partition_of(self, number: int | None) -> int | None:
-        """Return the partition of a lease, by its number."""
-        lease = None if self.center is None or number is None else self.center.leases.get(number)
-        return number if lease is None else lease.partition
-
     def disconnected(self, peer: Peer) -> None:
-        """Note that a session has ended."""
         with self.changed:
             self._greetings.pop(peer, None)
             self.changed.notify_all()
 
     def corrupted(self, error: NodeError) -> DistkerasError:
-        """Return the error to raise for ``error``, after which a commit is applied in part."""
         self.changed.report_corruption(error.message)
         return ServerLostError(f"this shard is corrupt: {error.message}")
 
     def answer(self, peer: Peer, message: Message) -> Message:
-        """Return the reply to ``message``; the session sends a DistkerasError to the peer."""
         handler = self._handlers.get(type(message))
         if handler is None:
             raise RemoteProtocolError(f"a message to a shard must be a request. Received: {type(message).__name__}")
@@ -483,9 +475,6 @@ class ShardDispatcher:
     def _next_tickets(self, after: int, counts: np.ndarray) -> TakeTickets:
         role = self._role
         return TakeTickets(role.shard, after, _patience(self._deadlines), role.incarnation, counts, role.process)
-
-    def _forward(self, fault: ShardFault) -> None:
-        self._follower.send(fault)
 
     def _add_up(self, shares: Sequence[float]) -> float:
         assert self._shard is not None

@@ -28,13 +28,11 @@ from distkeras.ps.protocol.shard_messages import (
 )
 from distkeras.ps.protocol.tables import Ids, TableShape
 from distkeras.ps.shards.cut import Cut
-from distkeras.ps.shards.links import ShardLink, ShardLinks
+from distkeras.ps.shards.links import ZERO, ShardLink, ShardLinks
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.worker_client import WorkerClient
 
 _Answer = TypeVar("_Answer", bound=Message)
-#: A part of a commit at the sequencer, which has a vector of one element.
-_ZERO = np.zeros(1, np.float32)
 #: What answers a commit.
 _DIVIDED: tuple[type[DividedReply | Ack], ...] = (DividedReply, Ack)
 
@@ -82,7 +80,7 @@ class SpreadWorkerClient(WorkerClient):
     def _connected(self) -> ShardLinks:
         if self._links is None:
             shards = super().request(ListShards(), Shards, self.deadlines.publish + self.reply_timeout)
-            hello = self._hello
+            hello = self.hello
             greeting = Greet(0, self.worker, self.attempt, hello.connection, self.incarnation, hello.wire_format)
             name = f"worker-{self.worker}"
             self._links = ShardLinks(
@@ -177,7 +175,7 @@ class SpreadWorkerClient(WorkerClient):
 
 def without_payload(commit: Commit, problem: str = "") -> DividedCommit:
     """Return ``commit`` for the sequencer: without vectors and rows, and with their sizes."""
-    parts = (_ZERO,) * len(commit.packed or commit.parts)
+    parts = (ZERO,) * len(commit.packed or commit.parts)
     fields = vars(commit) | {"parts": parts, "packed": (), "touched": (), "moved": (), "wants": ()}
     return DividedCommit(
         **fields,

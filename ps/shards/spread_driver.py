@@ -34,11 +34,10 @@ from distkeras.ps.protocol.shard_messages import (
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape, block_rows
 from distkeras.ps.rules.base import Vector
 from distkeras.ps.shards.cut import Cut
-from distkeras.ps.shards.links import ShardLink, ShardLinks
+from distkeras.ps.shards.links import ZERO, ShardLink, ShardLinks
 from distkeras.ps.transport.driver_client import DriverClient
 
 _T = TypeVar("_T")
-_ZERO = np.zeros(1, np.float32)
 #: Bytes of the random number of a request; a ticket holds it exactly.
 _REQUEST_BYTES = 6
 #: How often a read is tried that shards have replaced by later ones.
@@ -96,7 +95,7 @@ class SpreadDriverClient(DriverClient):
             link.request(PublishSlice(center.size, elements, message.moving_statistics.size, message.names), Ack)
 
         self._each(publish)
-        self.request(replace(message, center=_ZERO), Ack)
+        self.request(replace(message, center=ZERO), Ack)
         self._published = True
 
     def publish_rows(self, tables: Sequence[tuple[TableShape, np.ndarray]]) -> None:

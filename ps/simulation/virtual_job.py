@@ -44,14 +44,6 @@ class VirtualBatch:
     checksum: int = 0
 
 
-def checked_gradient(gradient: Callable[..., Vector], theta: Vector, *numbers: int) -> Vector:
-    """Return ``gradient(theta, *numbers)``; raise a `ConfigurationError` if it has another shape than ``theta``."""
-    value = gradient(theta, *numbers)
-    if value.shape != theta.shape:
-        raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
-    return value
-
-
 class FunctionReplica:
     """Plain SGD on a vector with gradients from a function. A loaded vector is immutable; the first step copies it."""
 
@@ -224,7 +216,10 @@ class VirtualJob:
         self._loops[number], self.pending[number] = loop, next(loop)
 
     def _gradient_of(self, worker: int, theta: Vector, batch: int) -> Vector:
-        return checked_gradient(self._gradient, theta, worker, batch)
+        value = self._gradient(theta, worker, batch)
+        if value.shape != theta.shape:
+            raise ConfigurationError(f"`gradient` must return shape {theta.shape}. Received: {value.shape}")
+        return value
 
     def _batches_of(self, worker: int, first: int) -> Iterator[VirtualBatch]:
         if self._batches is None:
@@ -310,7 +305,7 @@ class VirtualJob:
 
     def release_ready(self) -> list[int]:
         """Send the center to every waiting worker that may be sent it; return these workers, in order."""
-        ready = [worker for worker in sorted(self.waiting) if self.center.ready(worker)]
+        ready = [worker for worker in sorted(self.waiting) if self.center.scheduler.ready(worker)]
         for worker in ready:
             self.waiting.discard(worker)
             self.resume(worker, self._release(worker))

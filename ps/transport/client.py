@@ -114,6 +114,10 @@ def client_context(certificate: str) -> ssl.SSLContext:
 
 _Answer = TypeVar("_Answer", bound=Message)
 _PAUSE_SECONDS_MAX = 1.0  # seconds between two attempts to connect
+#: Seconds between two attempts to reach the server again, at most.
+RETRY_SECONDS = 2.0
+#: Errors if the server cannot be reached, or another process has its port while it is down.
+UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 #: How often, within `Deadlines.gather`, a waiting client checks whether another server has replaced its own. Under a
 #: rule that needs all workers at once, the others wait for `Deadlines.gather` at most.
 _POLLS = 3
@@ -405,7 +409,7 @@ class Client:
                 where,
                 self.address.key,
                 self.deadlines,
-                allocate=self._allocate,
+                allocate=self.allocate,
                 limits=self.limits,
                 context=context,
                 world=self.world,
@@ -428,7 +432,7 @@ class Client:
         except ServerLostError:  # no new server is announced, or the announcements cannot be read now
             return False
 
-    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+    def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         return np.empty(size, dtype)
 
     def request(

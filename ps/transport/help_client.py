@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from distkeras.ps.errors import AuthenticationError, DeadlineError, RemoteProtocolError, ServerLostError
+from distkeras.ps.errors import ServerLostError
 from distkeras.ps.protocol.messages import Ack, AskForWork, Loan, OfferRows
-from distkeras.ps.transport.client import Address, Client
+from distkeras.ps.transport.client import RETRY_SECONDS, UNREACHED, Address, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.world.world import REAL, World
 
 _T = TypeVar("_T")
-#: Seconds between two attempts to reach the server again, at most.
-_PAUSE_SECONDS_MAX = 2.0
-#: Errors if the server cannot be reached, or another process has its port while it is down.
-_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 
 
 class HelpClient(Client):
@@ -51,14 +47,14 @@ class HelpClient(Client):
 
     def _repeated(self, exchange: Callable[[], _T]) -> _T:
         """Return ``exchange()``, after the offer; repeat both while the server cannot be reached."""
-        backoff = Backoff(longest=_PAUSE_SECONDS_MAX, timeout=self.deadlines.reconnect, world=self.world)
+        backoff = Backoff(longest=RETRY_SECONDS, timeout=self.deadlines.reconnect, world=self.world)
         while True:
             try:
                 if self.rows is not None and not self._offered:
                     self.request(self.rows, Ack)
                     self._offered = True
                 return exchange()
-            except _UNREACHED as error:
+            except UNREACHED as error:
                 if self.channel is not None and not isinstance(error, ServerLostError):
                     raise  # the server's own error
                 self.close()

@@ -164,13 +164,6 @@ class MemberLinks:
 
     def connect(self, membership: Membership) -> None:
         """Connect to the others: a member dials those of a lower rank, and waits for those of a higher rank."""
-        try:
-            self._connect(membership)
-        except BaseException:
-            self.close()
-            raise
-
-    def _connect(self, membership: Membership) -> None:
         self._membership = membership
         self._listener.start(self._take, most=len(membership.places), limits=self._limits, read_ahead=False)
         peers = sorted({*membership.node, *membership.group} - {membership.rank})
@@ -291,7 +284,7 @@ class MemberLinks:
             return self._vector(first, Purpose.GLOBAL_TOTAL, step).vector
         messages = [_packed(step, theta) if cast else PeerVector(Purpose.PARAMETERS, step, theta)]
         messages += [self._vector(rank, Purpose.PARAMETERS, step, packed=cast) for rank in others]
-        total = total_of([_unpacked(message) if cast else message.vector for message in messages])
+        total = total_of([each.packed.view(bfloat16).astype(np.float32) if cast else each.vector for each in messages])
         for rank in others:
             self._send(rank, PeerVector(Purpose.GLOBAL_TOTAL, step, total))
         return total
@@ -392,8 +385,3 @@ class MemberLinks:
 def _packed(step: int, theta: Vector) -> PeerVector:
     """Return ``theta`` as bfloat16, each element rounded to the nearest."""
     return PeerVector(Purpose.PARAMETERS, step, np.empty(0, np.float32), packed=theta.astype(bfloat16).view(np.uint8))
-
-
-def _unpacked(message: PeerVector) -> Vector:
-    vector: Vector = message.packed.view(bfloat16).astype(np.float32)
-    return vector

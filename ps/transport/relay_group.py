@@ -302,22 +302,18 @@ class RelayLink:
 
     def send_commit(self, commit: Commit) -> CenterReply | None:
         """Send a movement; return the center once it is applied, None to join again, or raise RelayLostError."""
+        assert self._channel is not None, "a link must be connected"
         try:
-            answer = self._exchange(commit)
+            self._channel.send(commit)
+            answer = self._channel.receive(self._deadlines.reply, f"the relay's answer to a {type(commit).__name__}")
+            if isinstance(answer, EndOfStream):
+                raise RelayLostError("it has closed the connection")
         except (DistkerasError, OSError) as error:
             raise _lost(error) from None
         if isinstance(answer, Waiting):
             return None
         if not isinstance(answer, CenterReply):
             raise RelayLostError(f"the relay must send the center. Received: {type(answer).__name__}")
-        return answer
-
-    def _exchange(self, message: Message) -> Message:
-        assert self._channel is not None, "a link must be connected"
-        self._channel.send(message)
-        answer = self._channel.receive(self._deadlines.reply, f"the relay's answer to a {type(message).__name__}")
-        if isinstance(answer, EndOfStream):
-            raise RelayLostError("it has closed the connection")
         return answer
 
     def close(self) -> None:
@@ -397,7 +393,7 @@ class RelayGroup:
                 client.address.key,
                 client.hello,
                 shared=self._shared,
-                allocate=client.memory_of_replies,
+                allocate=client.allocate,
                 deadlines=client.deadlines,
                 world=client.world,
             )

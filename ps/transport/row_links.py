@@ -151,8 +151,6 @@ class RowClient:
         self._key, self._deadlines, self._world = key, deadlines, world
         self._begin, self._end = begin, end
         self._channel: Channel | None = None
-        #: Mini-batches that have arrived.
-        self.count = 0
 
     def __iter__(self) -> Iterator[RawBatch]:
         place = self._begin
@@ -163,7 +161,6 @@ class RowClient:
                     if place >= end:
                         break
                     batch = self._received(channel, place)
-                    self.count += 1
                     yield batch
                     place = batch.next
         except (DistkerasError, OSError) as error:
@@ -199,7 +196,6 @@ class RowClient:
         return RawBatch(sent.epoch, sent.batch, sent.last, sent.checksum, arrays_of(sent))
 
     def close(self) -> None:
-        """Close the connection."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None

@@ -25,7 +25,7 @@ from distkeras.ps.protocol.messages import Message
 from distkeras.ps.protocol.shared_slots import SharedSlots, SlotSizes
 from distkeras.ps.protocol.tables import Ids, TableShape, describe, most_state_bytes, row_elements
 from distkeras.ps.rules.base import Vector
-from distkeras.ps.transport.client import Address, Channel, Client
+from distkeras.ps.transport.client import RETRY_SECONDS, UNREACHED, Address, Channel, Client
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.handshakes import offer_slots
 from distkeras.ps.world.shared_memory import SharedMemory
@@ -42,7 +42,7 @@ COMMITTED: tuple[type[messages.CenterReply | messages.Ack], ...] = (messages.Cen
 
 
 class Heartbeats:
-    """Sends a `Heartbeat` at an interval from a separate thread, while no request is in progress on the channel.
+    """Sends a `Heartbeat` at an interval from its own thread, until `stop`, while the channel has no request.
 
     The server treats a peer that waits for a reply as alive, so a request replaces a heartbeat. If the connection is
     dead, it is hung up, and the next request connects again.
@@ -57,11 +57,7 @@ class Heartbeats:
         self._channel, self._lock = channel, lock
         self._interval, self._timeout = interval, timeout
         self._stopped = channel.world.event()
-        self._thread = channel.world.thread(self._run, name)
-
-    def start(self) -> None:
-        """Send the first heartbeat after one interval."""
-        self._thread.start()
+        channel.world.thread(self._run, name).start()
 
     def stop(self) -> None:
         """Send no more heartbeats; the thread ends by itself."""
@@ -159,11 +155,6 @@ class Posting(Generic[_T]):
             return call
 
 
-_PAUSE_SECONDS_MAX = 2.0  # seconds between two attempts to reach the server again
-#: Errors if the server cannot be reached, or another process has its port while it is down.
-_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
-
-
 class RestartFromCenter(Exception):
     """This worker's latest steps are discarded: it must continue from the center, at the progress in ``welcome``.
 
@@ -259,7 +250,8 @@ class WorkerClient(Client):
         self.incarnation = self.sequence = 0
         self.stopping = False
         self.end: tuple[int, int] | None = None
-        self._hello = messages.Hello(
+        #: The message with which this worker joins.
+        self.hello = messages.Hello(
             worker,
             attempt,
             size,
@@ -303,18 +295,9 @@ class WorkerClient(Client):
         """Return whether this worker and its server exchange vectors through shared memory."""
         return self._slots is not None
 
-    @property
-    def hello(self) -> messages.Hello:
-        """The message with which this worker joined."""
-        return self._hello
-
-    def memory_of_replies(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
-        """Return memory for an array of an arriving message."""
-        return self._allocate(kind, dtype, size)
-
     def fill_payloads_in(self, slots: SharedSlots) -> None:
         """Use memory that is shared with a relay for the next payloads."""
-        self._payloads = _SpareBuffers([slots.payload(turn) for turn in range(slots.turns)], self._payloads.in_use)
+        self._payloads = _SpareBuffers(slots.payloads(), self._payloads.in_use)
 
     def spare_payload(self, own: tuple[Vector, ...]) -> tuple[Vector, ...]:
         """Return buffers for a payload, other than ``own``."""
@@ -323,7 +306,7 @@ class WorkerClient(Client):
         self._payloads.in_use = previous
         return spare
 
-    def _allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
+    def allocate(self, kind: type[Message], dtype: np.dtype, size: int) -> np.ndarray:
         if kind is messages.CenterReply:
             if dtype == np.float32 and size == self.size and self._reuses_centers:
                 return self._spare_center()
@@ -331,7 +314,7 @@ class WorkerClient(Client):
                 if self._encoded_reply is None:
                     self._encoded_reply = np.empty(size, np.uint8)
                 return self._encoded_reply
-        return super()._allocate(kind, dtype, size)
+        return super().allocate(kind, dtype, size)
 
     def _spare_center(self) -> Vector:
         return self._centers.spare(lambda: np.empty(self.size, np.float32))
@@ -362,11 +345,11 @@ class WorkerClient(Client):
             self._group.leave()
         timeout = self.deadlines.publish + self.reply_timeout
         answer: Message = messages.Waiting()
-        self._hello = replace(self._hello, connection=self._hello.connection + 1)
+        self.hello = replace(self.hello, connection=self.hello.connection + 1)
         self._use(None)
         memory, slots = self._offer()
         while isinstance(answer, messages.Waiting):
-            answer = self.request(self._hello, (messages.Welcome, messages.Waiting), timeout)
+            answer = self.request(self.hello, (messages.Welcome, messages.Waiting), timeout)
         assert isinstance(answer, messages.Welcome)
         if memory is not None:
             memory.hide()
@@ -387,10 +370,10 @@ class WorkerClient(Client):
             return None, None
         offer = offer_slots(self._sizes, self.world)
         if offer is None:
-            self._hello = replace(self._hello, memory="", memory_token="")
+            self.hello = replace(self.hello, memory="", memory_token="")
             return None, None
         memory, slots, token = offer
-        self._hello = replace(self._hello, memory=memory.place, memory_token=token)
+        self.hello = replace(self.hello, memory=memory.place, memory_token=token)
         return memory, slots
 
     def _use(self, slots: SharedSlots | None) -> None:
@@ -398,7 +381,7 @@ class WorkerClient(Client):
         if self.channel is not None:
             self.channel.connection.share(slots)
         if slots is not self._slots:
-            own = [slots.payload(turn) for turn in range(slots.turns)] if slots and not self._format.nbytes else []
+            own = slots.payloads() if slots and not self._format.nbytes else []
             self._payloads = _SpareBuffers(own, self._payloads.in_use)
             self._slots = slots
 
@@ -412,7 +395,6 @@ class WorkerClient(Client):
                 timeout=self.reply_timeout,
                 name=f"heartbeats-{self.worker}",
             )
-            self._heartbeats.start()
 
     def _stop_heartbeats(self) -> None:
         if self._heartbeats is not None:
@@ -420,7 +402,6 @@ class WorkerClient(Client):
             self._heartbeats = None
 
     def close(self) -> None:
-        """Close the connection."""
         if self._group is not None:
             self._group.leave()
         self._stop_heartbeats()
@@ -624,7 +605,7 @@ class WorkerClient(Client):
         """End the job with ``error``, unless the server is unreachable."""
         try:
             self.request(messages.fault_of(error), messages.Ack, self.deadlines.handshake)
-        except _UNREACHED:
+        except UNREACHED:
             self.close()
 
     def _reconnecting(self, exchange: Callable[[], _T], rejoin: bool = True) -> _T:
@@ -637,13 +618,11 @@ class WorkerClient(Client):
                 if self.channel is None and rejoin and (self.incarnation or backoff is not None):
                     self._join()
                 return exchange()
-            except _UNREACHED as error:
+            except UNREACHED as error:
                 if self.channel is not None and not isinstance(error, ServerLostError):
                     raise  # the server's error: after an error on this side, the connection is closed
                 self.close()
-                backoff = backoff or Backoff(
-                    longest=_PAUSE_SECONDS_MAX, timeout=self.deadlines.reconnect, world=self.world
-                )
+                backoff = backoff or Backoff(longest=RETRY_SECONDS, timeout=self.deadlines.reconnect, world=self.world)
                 if isinstance(error, RelayLostError):
                     backoff.restart(self._commit_timeout)  # the server itself is reachable
                 elif self.handshake_unanswered(error) or self.address.moves:

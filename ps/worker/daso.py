@@ -204,7 +204,6 @@ class MemberReplica:
         """Do nothing: the server refuses to set values for members, which must have the same ones at each step."""
 
     def gradient(self, batch: BatchLike, out: Vector) -> np.ndarray:
-        """Write this member's gradient into ``out``."""
         return self._replica.gradient(batch, out)
 
     def train(self, batches: Sequence[BatchLike]) -> np.ndarray:

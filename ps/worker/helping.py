@@ -102,8 +102,6 @@ class Helping:
         #: The latest connection for each loan: the same one may come again, and an older connection for it is stale.
         self._connections: dict[int, int] = {}
         self._losses = 0
-        #: Mini-batches that this attempt has received from other workers.
-        self.received = 0
 
     def offer(self, make_source: Callable[[], RowSource], incarnation: int) -> None:
         """Offer the partition's rows to the server of this incarnation, unless it has the offer."""
@@ -183,13 +181,9 @@ class Helping:
             end=lambda: client.end or (self._epochs, 0),
             world=self._world,
         )
-        stack.callback(self._count, rows)
         ahead = stack.enter_context(self._task.ahead(iter(rows), loan.number))
         stack.callback(rows.hang_up)
         return self._task.begin(stack, client, loan.partition, _tracked(client, loan, ahead))
-
-    def _count(self, rows: RowClient) -> None:
-        self.received += rows.count
 
     def close(self) -> None:
         """End the row server and the connection."""

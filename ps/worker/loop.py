@@ -198,9 +198,6 @@ def work(  # noqa: PLR0913 - independent facts of one worker, which callers name
         yield from keeper.end(leaving=leaving())
 
 
-#: The rows of a commit without tables.
-_NOTHING: tuple[np.ndarray, ...] = ()
-
 #: A part of the loop, which returns whether the loop continues.
 _Exchange = Generator[Request, Reply | None, bool]
 
@@ -362,7 +359,8 @@ class _Worker:
         return True
 
     def _record(self, end: BatchLike, statistics: np.ndarray) -> CommitRecord:
-        parts, moved, touched, wants = self.state.payload, _NOTHING, _NOTHING, _NOTHING
+        parts = self.state.payload
+        moved = touched = wants = tuple[np.ndarray, ...]()
         if self._tables is not None:
             dense, moved = self._tables.moved(parts[0])
             parts, touched, wants = (dense,), self._tables.touched, self._tables.wants

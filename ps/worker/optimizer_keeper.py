@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distkeras.ps.protocol.loop import FetchRequest, KeepRequest, OptimizerState, Reply, Request, TakenRequest
+from distkeras.ps.protocol.loop import NO_BYTES, FetchRequest, KeepRequest, OptimizerState, Reply, Request, TakenRequest
 from distkeras.ps.protocol.messages import Welcome
 from distkeras.ps.rules.base import Replica, Rule, WorkerState
 
@@ -75,7 +75,6 @@ class StatefulReplica(Replica, Protocol):
 
 
 _Steps = Generator[Request, Reply | None, None]
-_NO_BYTES = np.empty(0, np.uint8)
 
 
 def is_kept(rule: Rule) -> bool:
@@ -94,7 +93,7 @@ def with_history(rule: Rule, state: WorkerState, optimizer: OptimizerState | Non
     kinds = [[name, vector.dtype.str, vector.size] for name, vector in zip(names, vectors, strict=True)]
     layout = json.dumps([kinds, state.used_learning_rate, optimizer and optimizer.layout])
     bytes_of = [np.ascontiguousarray(vector).view(np.uint8) for vector in vectors]
-    content = np.concatenate([*bytes_of, _NO_BYTES if optimizer is None else optimizer.content])
+    content = np.concatenate([*bytes_of, NO_BYTES if optimizer is None else optimizer.content])
     return OptimizerState(layout, content, zlib.crc32(content.data))
 
 

@@ -130,7 +130,7 @@ def _a_stranger_on_the_port_ends_the_job() -> list[Patch]:
         self._met = False
         return connect(self)
 
-    return [(Client, "_connect", credulous), (worker_client, "_UNREACHED", (ServerLostError, DeadlineError))]
+    return [(Client, "_connect", credulous), (worker_client, "UNREACHED", (ServerLostError, DeadlineError))]
 
 
 @mutation

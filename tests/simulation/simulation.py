@@ -385,6 +385,6 @@ def _serve(child: VirtualChild) -> int:
 
     try:
         joined = partial(accompany, world=child.world)
-        return serve(request, tell, child.wait_until_over, child.world, child.require_driver, build, joined)
+        return serve(request, tell, child.wait_until_over, joined, child.world, child.require_driver, build)
     except DistkerasError:  # The traceback of the process goes to standard error.
         return 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from distkeras.ps.center import micro_batches
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import MicroBatch
 from distkeras.ps.center.micro_batches import begin_micro_batch, number_of
@@ -22,7 +21,7 @@ def _what_is_covered_begins_again() -> list[Patch]:
 
     def again(center: Center, stream: str, number: int, scheduler: Any) -> bool:
         present = center.micro_batch
-        if present is not None and present.number == number and micro_batches.is_complete(center):
+        if present is not None and present.number == number and center.leases.complete:
             center.micro_batch = MicroBatch(stream, number - 1, present.skipped)
         return begin_micro_batch(center, stream, number, scheduler)
 

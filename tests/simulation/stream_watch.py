@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from distkeras.ps.center.center import Center
-from distkeras.ps.center.micro_batches import is_complete, number_of
+from distkeras.ps.center.micro_batches import number_of
 from distkeras.ps.protocol.messages import Commit
 from simulation.plan import Layout, Plan
 from simulation.reference import Standing
@@ -51,7 +51,7 @@ class StreamWatch:
     def require_covered(self, center: Center) -> None:
         """Check that a server that comes up has all rows that Spark does not send again, and no older clock."""
         number = number_of(center)
-        if self.noted >= 0 and (number < self.noted or (number == self.noted and not is_complete(center))):
+        if self.noted >= 0 and (number < self.noted or (number == self.noted and not center.leases.complete)):
             raise Finding(
                 "not covered",
                 f"micro-batch {self.noted} is noted and must be covered. Received: a center at micro-batch {number}",

@@ -9,7 +9,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.living_tables import LivingTable
-from distkeras.ps.center.tables import Rows, Table
+from distkeras.ps.center.tables import PartialTable, Rows, Table
 from distkeras.ps.protocol.tables import NO_IDS, TableShape, initial_rows
 
 
@@ -83,5 +83,5 @@ def saved_rows(center: Center) -> tuple[Rows, ...]:
 
 def _saved_rows_of(table: Table) -> Rows:
     places = slice(0, table.count)
-    ids = table.ids_of(places)
+    ids = table.ids_of(places) if isinstance(table, PartialTable) else table.present(places)[0]
     return NO_IDS if ids is None else ids.copy(), table.array[places].copy()

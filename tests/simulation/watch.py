@@ -10,7 +10,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.leases import NO_ATTEMPT, PartitionLease
-from distkeras.ps.center.micro_batches import NO_MICRO_BATCH, is_complete, number_of
+from distkeras.ps.center.micro_batches import NO_MICRO_BATCH, number_of
 from distkeras.ps.center.schedulers import BoundedStaleness
 from distkeras.ps.checkpoint.ownership import Claim, Name, parsed
 from distkeras.ps.protocol.compression import FORMATS
@@ -399,7 +399,7 @@ class Watch:
         """Record the progress of the present micro-batch."""
         if center.micro_batch is None:
             return
-        phase = "complete" if is_complete(center) else "first commit"
+        phase = "complete" if center.leases.complete else "first commit"
         if phase not in life.passed and (phase == "complete" or center.clock > center.began[0]):
             life.passed.add(phase)
             self.on_phase(phase)
@@ -485,7 +485,7 @@ class Watch:
         child = self._surroundings.child_of.get(process)
         center = None if child is None or child.server is None else child.server.center
         life = None if center is None else self._lives.get(center)
-        if life is not None and is_complete(life.center) and "snapshot" not in life.passed:
+        if life is not None and life.center.leases.complete and "snapshot" not in life.passed:
             life.passed.add("snapshot")
             self.on_phase("snapshot")
 

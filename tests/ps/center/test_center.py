@@ -176,34 +176,34 @@ class TestSynchronous:
     def test_no_worker_starts_before_all_have_joined(self) -> None:
         center = center_of("averaging")
         center.join(0, 0)
-        assert not center.ready(0)
+        assert not center.scheduler.ready(0)
         assert center.scheduler.waiting_for(0) == {1}
         center.join(1, 0)
-        assert center.ready(0)
-        assert center.ready(1)
+        assert center.scheduler.ready(0)
+        assert center.scheduler.ready(1)
 
     def test_a_round_waits_for_a_dead_worker_until_its_next_attempt_commits(self) -> None:
         center = center_in_a_round()
         center.leases.disconnected(1, 1)
-        assert not center.ready(0)
+        assert not center.scheduler.ready(0)
         center.join(1, 5)
         center.release(1, 5)
         send(center, commit_of(1, 5, value=4.0))
-        assert center.ready(0)
+        assert center.scheduler.ready(0)
         np.testing.assert_array_equal(center.current.array, [3, 3, 3])
 
     def test_a_new_attempt_whose_partition_has_contributed_waits_for_the_end_of_the_round(self) -> None:
         center = center_in_a_round()
         center.leases.disconnected(0, 0)
         center.join(0, 9)
-        assert not center.ready(0)
+        assert not center.scheduler.ready(0)
         send(center, commit_of(1, 1, value=4.0))
-        assert center.ready(0)
+        assert center.scheduler.ready(0)
 
     def test_a_round_ends_when_the_worker_that_it_waits_for_leaves(self) -> None:
         center = center_in_a_round()
         center.leave(1, 1)
-        assert center.ready(0)
+        assert center.scheduler.ready(0)
         np.testing.assert_array_equal(center.current.array, [2, 2, 2])
 
 
@@ -270,10 +270,10 @@ def test_a_rule_without_rounds_applies_each_commit_at_once_under_a_synchronous_s
         center.release(worker, 0)
     send(center, commit_of(0))
     np.testing.assert_array_equal(center.current.array, [1, 1, 1])
-    assert not center.ready(0)
+    assert not center.scheduler.ready(0)
     send(center, commit_of(1))
     np.testing.assert_array_equal(center.current.array, [2, 2, 2])
-    assert center.ready(0)
+    assert center.scheduler.ready(0)
 
 
 class TestRecords:

@@ -19,7 +19,6 @@ from distkeras.ps.center.micro_batches import (
     NO_MICRO_BATCH,
     begin_micro_batch,
     commits_before,
-    is_complete,
     number_of,
     require_present,
 )
@@ -81,13 +80,13 @@ def test_a_micro_batch_begins_only_after_the_previous_one_has_ended() -> None:
         begin(center, 1)
     for worker in range(WORKERS):
         center.leave(worker, 0)
-    assert is_complete(center)
+    assert center.leases.complete
     with pytest.raises(DifferentJobError, match=r"micro-batch 1 must come next, .* up to 0\. Received: 3"):
         begin(center, 3)
     with pytest.raises(DifferentJobError, match=r"'clicks'\. Received: stream 'sales'"):
         begin(center, 1, "sales")
     assert begin(center, 1)
-    assert not is_complete(center)
+    assert not center.leases.complete
 
 
 def test_commits_are_counted_across_micro_batches_and_mini_batches_within_each() -> None:
@@ -181,7 +180,7 @@ def test_every_rule_trains_successive_micro_batches(rule: str) -> None:
             send(center, commit_of(worker, number, lease.sequence + 1, **options))
         for worker in range(WORKERS):
             center.leave(worker, number)
-        assert is_complete(center)
+        assert center.leases.complete
         assert np.abs(center.current.array - before).min() > 0.0
 
 

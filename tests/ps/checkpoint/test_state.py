@@ -67,7 +67,7 @@ def commit(center: Center, worker: int, number: int) -> None:
 def release(center: Center) -> None:
     """Release the center to all workers that are ready."""
     for worker in center.leases:
-        if center.ready(worker):
+        if center.scheduler.ready(worker):
             center.release(worker, 0)
 
 
@@ -107,10 +107,10 @@ def test_the_staleness_bound_holds_after_a_restart() -> None:
         commit(center, worker, number)
     assert restore(restored, saved_state(center), same_attempts=True)
     for each in (center, restored):
-        assert each.ready(0)
+        assert each.scheduler.ready(0)
         joined(each, 0)
         send(each, commit_of(0, sequence=3, first=2, last=2))
-        assert not each.ready(0)
+        assert not each.scheduler.ready(0)
         assert each.scheduler.waiting_for(0) == {1}
 
 
@@ -418,14 +418,14 @@ class Job:
             commit = Commit.of(record, worker=worker, attempt=0, incarnation=1, sequence=sequence)
             assert self.center.commit(commit, [self.center.pool.adopt(part) for part in record.parts])
             self._held.append(worker)
-            while turn < commits - 1 and self._held and self.center.ready(self._held[0]):
+            while turn < commits - 1 and self._held and self.center.scheduler.ready(self._held[0]):
                 self._answer()
         while self._held:
             self._answer()
 
     def _answer(self) -> None:
         worker = self._held.pop(0)
-        assert self.center.ready(worker)
+        assert self.center.scheduler.ready(worker)
         self._advance(worker, Reply() if self.rule.traits.pull_first else self._pull(worker))
 
     def resumed(self) -> Job:

@@ -351,7 +351,7 @@ def reply(center: np.ndarray, **fields: Any) -> CenterReply:
 
 def test_a_payload_in_its_slots_does_not_travel() -> None:
     pair = Pair()
-    parts = pair.worker.payload(1)
+    parts = pair.worker.payloads()[1]
     for number, part in enumerate(parts):
         part[...] = np.arange(5) + number
     event, traveled = pair.send(some_commit(*parts))
@@ -397,7 +397,7 @@ TABLES = SlotSizes(2, parts=1, rows=(6, 4))
 
 def test_rows_have_slots_of_their_own() -> None:
     pair = Pair(TABLES)
-    (payload,) = pair.worker.payload(0)
+    (payload,) = pair.worker.payloads()[0]
     payload[...] = np.arange(12)
     dense, users, items = payload[:2], payload[2:6], payload[8:9]
     event, traveled = pair.send(some_commit(dense, moved=(users, items)))
@@ -431,7 +431,7 @@ def test_rows_travel_if_there_are_more_tables_than_slots() -> None:
     sizes = SlotSizes(2, parts=1, rows=(3,) * 12)
     assert sizes.slots <= SLOTS_MAX
     pair = Pair(sizes)
-    (payload,) = pair.worker.payload(0)
+    (payload,) = pair.worker.payloads()[0]
     payload[...] = np.arange(38)
     moved = tuple(payload[2:].reshape(12, 3))
     pair.server_end.set_limits(Limits(arrays=16))
@@ -546,9 +546,9 @@ def test_an_end_without_shared_memory_names_and_accepts_no_slot() -> None:
     pair = Pair()
     pair.server_end.share(None)
     with pytest.raises(RemoteProtocolError, match="share no memory"):
-        pair.send(some_commit(*pair.worker.payload(0)))
+        pair.send(some_commit(*pair.worker.payloads()[0]))
     other = Pair()
     other.client_end.share(None)
-    event, _ = other.send(some_commit(*other.worker.payload(0)))
+    event, _ = other.send(some_commit(*other.worker.payloads()[0]))
     assert event.parts[0].tolist() == [0] * 5
     assert isinstance(other.send(Ack(1, 2, 3, 4))[0], Ack)

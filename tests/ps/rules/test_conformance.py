@@ -83,7 +83,7 @@ def continue_job(center: Center) -> Iterator[tuple[np.ndarray, float]]:
     rng = np.random.default_rng(2)
     for worker in [0, 1, 1, 0, 1, 0, 0, 1]:
         payload = [rng.normal(size=center.size).astype(np.float32) for _ in range(center.traits.parts)]
-        if not center.ready(worker):
+        if not center.scheduler.ready(worker):
             continue
         released = center.release(worker, 0)
         yield released.buffer.array.copy(), released.learning_rate

@@ -376,7 +376,7 @@ def test_a_round_without_a_contribution_changes_nothing(name: str) -> None:
         center.release(worker, 0)
     for worker in range(4):
         center.skip(commit_of(worker, sequence=2, first=1, last=1))
-    assert all(center.ready(worker) for worker in range(4))  # the round has ended
+    assert all(center.scheduler.ready(worker) for worker in range(4))  # the round has ended
     for old, new in zip(before, (center.current.array, *center.model), strict=True):
         np.testing.assert_array_equal(new, old)
 

@@ -32,6 +32,7 @@ from distkeras.ps.server.process import ServerProcess, StartRequest, serve, spaw
 from distkeras.ps.server.server import ParameterServer
 from distkeras.ps.server.start_report import Loading, NotStarted, StartReport
 from distkeras.ps.settings import ServerSettings
+from distkeras.ps.shards.processes import accompany
 from distkeras.ps.transport.client import Address
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.transport.worker_client import WorkerClient
@@ -188,7 +189,7 @@ def test_a_server_that_has_started_sends_no_further_reports(tmp_path: Path, monk
         assert snapshots.latest() is not None
         return 0
 
-    assert serve(lambda: request(tmp_path), sent.append, until_saved) == 0
+    assert serve(lambda: request(tmp_path), sent.append, until_saved, accompany) == 0
     loading = [isinstance(report, Loading) for report in sent]
     assert loading == [True] * (len(loading) - 1) + [False]
     assert len(loading) > 1
@@ -201,7 +202,8 @@ def test_a_server_whose_driver_is_dead_writes_nothing(tmp_path: Path) -> None:
         raise ServerLostError("the driver must live. Received: its end")
 
     sent: list[StartReport] = []
-    assert serve(lambda: request(tmp_path), sent.append, lambda server: 0, require_driver=require_driver_alive) == 2
+    dead = require_driver_alive
+    assert serve(lambda: request(tmp_path), sent.append, lambda server: 0, accompany, require_driver=dead) == 2
     assert [report.error for report in sent if isinstance(report, NotStarted)] == [
         "the driver must live. Received: its end"
     ]
@@ -214,10 +216,8 @@ def test_a_claim_is_withdrawn_if_the_driver_has_died_meanwhile(tmp_path: Path) -
         if list(tmp_path.glob("owner-*.dks")):
             raise ServerLostError("the driver must live. Received: its end")
 
-    assert (
-        serve(lambda: request(tmp_path), lambda report: None, lambda server: 0, require_driver=require_driver_alive)
-        == 2
-    )
+    dead = require_driver_alive
+    assert serve(lambda: request(tmp_path), lambda report: None, lambda server: 0, accompany, require_driver=dead) == 2
     assert list(tmp_path.iterdir()) == []
 
 

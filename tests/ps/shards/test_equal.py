@@ -76,8 +76,8 @@ class Run:
         self.left.add(worker)
 
     def _pull(self, worker: int) -> bool:
-        ready = self.center.one.ready(worker)
-        assert ready == self.center.sequencer.ready(worker)
+        ready = self.center.one.scheduler.ready(worker)
+        assert ready == self.center.sequencer.scheduler.ready(worker)
         if ready:
             expected, received = self.center.release(worker, self.attempts[worker])
             np.testing.assert_array_equal(received, expected.buffer.array)

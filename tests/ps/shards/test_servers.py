@@ -146,7 +146,7 @@ def test_a_worker_that_is_lost_between_its_parts_and_its_commit_leaves_no_trace(
         stepper = Stepping(first, rule, 6, 0)
         stepper.step()
         links = first._connected()  # noqa: SLF001 - a worker that dies at this point
-        part = SendPart(1, 0, 0, 1, (np.full(links.cut.length(0), 7, np.float32),))
+        part = SendPart(1, 0, 0, 1, (np.full(links.cut.slices[0].stop, 7, np.float32),))
         links.each(lambda shard, link: link.request(part, PartStored) if shard == 0 else None)
         first.close()
         with contextlib.closing(many.client(0, 1, size=SIZE)) as second:

@@ -142,7 +142,7 @@ def test_a_node_computes_the_same_numbers_with_and_without_shared_memory(way: st
 def test_a_member_that_is_lost_while_it_writes_contributes_nothing() -> None:
     pieces = counting_pieces()
     with connected(2, nodes=1) as (first, second):
-        slots = second._links[0].connection._slots  # noqa: SLF001 - the memory that it writes to
+        slots = second._links[0].connection.slots  # noqa: SLF001 - the memory that it writes to
         assert slots is not None
         slots._vectors[1][:3] = 7.0  # noqa: SLF001 - half of a gradient whose frame is not sent
         second.close()

@@ -84,7 +84,6 @@ def test_a_worker_without_work_trains_the_later_part_of_another_ones(running: Ru
     lent = rows[rows["lease"] == 2]
     assert (int(lent[0]["epoch"]), int(lent[0]["first_batch"])) == begin
     assert {(int(row["worker"]), int(row["trained_by"])) for row in lent} == {(0, 1)}
-    assert helper.helping.received >= sum(int(row["steps"]) for row in lent) > 0
 
 
 def test_a_loan_whose_holder_dies_is_trained_by_the_owner(running: Running) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from distkeras.ps.rules.base import Vector, total_of
-from distkeras.ps.rules.daso import Daso, Turn, Turns, local_step, merge
+from distkeras.ps.rules.daso import CYCLING, Daso, Turn, Turns, local_step, merge
 from distkeras.ps.rules.schedules import Constant, Schedule
 
 
@@ -106,7 +106,7 @@ def simulate_daso(  # noqa: PLR0913 - what defines a simulation, each with its n
     for batch in range(epochs * batches):
         epoch, batch_of_epoch = divmod(batch, batches)
         phase = daso.phase(epoch, epochs)
-        in_force = turns.in_force(phase)
+        in_force = map(int, turns.state()[:2]) if phase == CYCLING else (1, 0)
         cluster.step(rate(batch))
         exchanged = cluster.exchange(batch, turns.after(batch, phase))
         epoch_loss = math.nan

@@ -13,6 +13,7 @@ import numpy as np
 
 from distkeras.ps.center.center import Center
 from distkeras.ps.center.living_tables import make_table
+from distkeras.ps.center.tables import PartialTable
 from distkeras.ps.checkpoint import table_files
 from distkeras.ps.checkpoint.row_files import RowFile
 from distkeras.ps.checkpoint.snapshots import LogFiles, Saved, SnapshotDirectory
@@ -121,7 +122,8 @@ class SavedTables:
     @property
     def touched(self) -> list[np.ndarray | None]:
         """Return the touched rows of each table, if it keeps only these."""
-        return [table.ids_of(slice(0, table.count)) for table in self.center.tables]
+        tables = self.center.tables
+        return [each.ids_of(slice(0, each.count)) if isinstance(each, PartialTable) else None for each in tables]
 
     def commit(self, *touched: Iterable[int], seconds: float = 0.0) -> None:
         """Add random numbers to these rows of each table, at a time."""

@@ -185,7 +185,7 @@ class ToyJob:
             self._advance(worker, Reply())
 
     def _release_ready(self) -> None:
-        for worker in [worker for worker in self._held if self.center.ready(worker)]:
+        for worker in [worker for worker in self._held if self.center.scheduler.ready(worker)]:
             if worker in self._held:
                 del self._held[worker]
                 self._advance(worker, self._pull(worker))
