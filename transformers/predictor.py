@@ -46,7 +46,7 @@ from distkeras.keras_model.same_step import require_same_outputs
 from distkeras.keras_model.unsaved_values import named_layers
 from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.ps.errors import ColumnTypeError, ConfigurationError
-from distkeras.spark.cluster import drivers_python
+from distkeras.spark.cluster import context_of, drivers_python
 from distkeras.spark.failures import short_errors
 from distkeras.transformers.files import Saveable
 from distkeras.transformers.outputs import OutputColumn
@@ -543,8 +543,8 @@ def _sent(spark: SparkSession, name: str, data: bytes) -> Callable[[], bytes]:
     """Send bytes to executors, and return a function that reads them in tasks."""
     if len(data) <= _INLINE_BYTES:
         return partial(bytes, data)
-    if not _is_connect(spark):  # each executor fetches a broadcast once, when it is first read
-        variable = spark.sparkContext.broadcast(data)
+    if (context := context_of(spark)) is not None:  # each executor fetches a broadcast once, when it is first read
+        variable = context.broadcast(data)
         return lambda: variable.value
     with tempfile.TemporaryDirectory(prefix="distkeras-") as directory:
         path = Path(directory, name)
@@ -553,16 +553,12 @@ def _sent(spark: SparkSession, name: str, data: bytes) -> Callable[[], bytes]:
     return partial(_artifact_bytes, path.name)
 
 
-def _is_connect(spark: SparkSession) -> bool:
-    return "connect" in type(spark).__module__
-
-
 def _add_file(spark: SparkSession, path: Path) -> None:
     """Send a file to every executor, where tasks find it by its name."""
-    if _is_connect(spark):
+    if (context := context_of(spark)) is None:
         spark.addArtifacts(str(path), file=True)
     else:
-        spark.sparkContext.addFile(str(path))
+        context.addFile(str(path))
 
 
 def _mapped_model(

@@ -79,7 +79,7 @@ def ours(folder: Path, seconds: float, planned: list[tuple[float, str]], seed: i
         trainer.train(rows, callbacks=[Begin(every_seconds=0.5)], checkpoint=Checkpoint(saved, every=100))
     ledger = [row.asDict() for row in trainer.ledger.orderBy("clock").collect()]
     history = trainer.history.selectExpr("worker", "iteration", "double(timestamp) at", "samples").collect()
-    return figures(ledger, [row.asDict() for row in history], struck, len(planned))
+    return figures(ledger, [row.asDict() for row in history], struck)
 
 
 def inject(kind: str, draw: random.Random) -> bool:
@@ -142,7 +142,7 @@ def cut(port: int) -> bool:
 
 
 def figures(
-    ledger: list[dict[str, Any]], history: list[dict[str, Any]], struck: list[tuple[float, str]], planned: int
+    ledger: list[dict[str, Any]], history: list[dict[str, Any]], struck: list[tuple[float, str]]
 ) -> dict[str, Any]:
     """Return the figures from the ledger, in the order of the clock, and from the history."""
     times = {(row["worker"], row["iteration"]): row["at"] for row in history}
@@ -163,12 +163,10 @@ def figures(
     waits = [min(after) - when for when in kills if (after := [at for at in firsts if at > when])]
     return {
         "rate": sum(row["samples"] for row in history) / (last - first),
-        "planned": planned,
         "struck": len(struck),
         "lost": lost,
         "doubled": doubled,
         "successors": waits,
-        "kinds": {kind: [name for _, name in struck].count(kind) for kind in set(KINDS)},
     }
 
 
@@ -207,7 +205,6 @@ def keras(folder: Path, seconds: float, planned: list[tuple[float, str]]) -> dic
     return {
         "rate": (max(steps[fresh:]) + 1) * BATCH / (ended - float(lines[0][0])),
         "torn": torn,
-        "planned": len(planned),
         "struck": len(planned) - len(times),
         "again": (len(steps) - len(set(steps))) * BATCH,
         "successors": waits,

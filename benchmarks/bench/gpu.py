@@ -124,7 +124,6 @@ def _steps(backend: str, workloads: list[Workload]) -> Iterator[list[Case]]:
 
 @contextmanager
 def _precision(backend: str, workloads: list[Workload]) -> Iterator[Case]:
-    """Yield the case of ``mixed_float16``."""
     full = workloads[1]
     half = replace(full, policy="mixed_float16")
     with _device(backend) as device:

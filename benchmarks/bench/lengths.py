@@ -49,7 +49,6 @@ def model_of(kind: str, steps: int | None) -> keras.Model:
 
 
 def _rate(kind: str, steps: int | None, frame: DataFrame, epochs: int, padding: Padding | None = None) -> float:
-    """Return the `steady_rate` of one training."""
     model, rule = model_of(kind, steps), make("agn", window=WINDOW)
     trainer = silent_trainer(model, rule, WORKERS, BATCH, epochs, padding=padding)
     trainer.train(frame)

@@ -100,11 +100,6 @@ class Row:
             "naive": Side(self.naive, self.ratio_to_naive, self.spread_to_naive, self.target_naive),
         }
 
-    @property
-    def short(self) -> bool:
-        """Return whether a ratio is below its target."""
-        return any(side.short for side in self.sides.values())
-
 
 def measure(case: Case, runs: int = ROUNDS) -> Row:
     """Run every side of ``case`` in each round, each turn in another order; run none if something is missing."""

@@ -127,7 +127,6 @@ def _trainer(job: Job) -> Trainer:
 
 
 def _steady(job: Job, frame: DataFrame, *, watched: bool = False) -> float:
-    """Return the `steady_rate` of one training."""
     trainer = _trainer(job)
     with Dashboard.of(trainer) if watched else nullcontext():
         trainer.train(frame)

@@ -37,7 +37,7 @@ LADDER = (6.4, 3.2, 1.6, 0.8, 0.4, 0.2, 0.1, 0.05, 0.025, 0.0125, 0.006, 0.003, 
 ELASTIC_LADDER = (0.19, 0.1, 0.05, 0.025, 0.0125, 0.006, 0.003)
 KEYS = ("accuracy", "reached", "staleness", "refused")
 #: The figures of `with_curve`.
-CURVE_KEYS = ("accuracy", "training accuracy", "training loss", "gap", "normalized gap", "time")
+CURVE_KEYS = ("accuracy", "training loss", "gap", "normalized gap")
 #: How the report describes the search.
 SEARCH = (
     f"The rate is searched on a ladder of factors of about 2, from {LADDER[0]:g} down to {LADDER[-1]:g} (AEASGD, "
@@ -118,12 +118,8 @@ def train(run: Run, seed: int, part: str = "test") -> dict[str, Any]:
         time, curve = smoothed(steps)
         return {
             "accuracy": accuracy,
-            "loss": loss,
             "diverged": bool(loss > network.GUESSING),
-            "training accuracy": float(late["accuracy"].mean()),
             "training loss": float(late["loss"].mean()),
-            "time": float(trace.time[-1]),
-            "staleness": float(trace.staleness.mean()),
             "scale": float(trace.scale.mean()),
             "gap": float(trace.gap.mean()),
             "normalized gap": float(np.median(trace.normalized_gap)),
@@ -157,10 +153,6 @@ def smoothed(steps: pd.DataFrame) -> tuple[list[float], list[float]]:
     parts = np.array_split(ordered[["seconds", "accuracy"]].to_numpy(), min(CURVE, len(ordered)))
     means = [part.mean(axis=0) for part in parts]
     return [round(float(mean[0]), 1) for mean in means], [round(float(mean[1]), 4) for mean in means]
-
-
-#: The function to maximize: ``score(run, seed)``.
-Score = Callable[[Run, int], float]
 
 
 def ladder(rule: str) -> tuple[float, ...]:
@@ -197,7 +189,7 @@ def held_out(run: Run, seed: int) -> float:
     return accuracy if accuracy > NOTHING else 0.0
 
 
-def searched(run: Run, start: float, score: Score = held_out) -> Run:
+def searched(run: Run, start: float, score: Callable[[Run, int], float] = held_out) -> Run:
     """Return ``run`` at the rate that is best with seed 0."""
     return replace(run, rate=climb(lambda rate: score(replace(run, rate=rate), 0), ladder(run.rule), start))
 

@@ -77,7 +77,6 @@ def run(case: Case) -> dict[str, Any]:
         return {
             "accuracy": network.evaluate(trace.theta)[1],
             "time": float(steps["seconds"].to_numpy()[reached[0]]) if len(reached) else math.inf,
-            "staleness": float(trace.staleness.mean()),
         }
 
 

@@ -10,6 +10,7 @@ for print in gray.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Mapping
@@ -115,8 +116,16 @@ def _check_not_empty(runs: Mapping[Any, Any], name: str) -> None:
 
 
 def _staleness_panels(counts: pd.DataFrame, shares: pd.DataFrame) -> Any:
-    figure, cells = _panels(len(counts.columns), columns=4, width=2.6)
-    for worker, axes in zip(counts.columns, cells, strict=True):
+    columns = min(4, len(counts.columns))
+    rows = math.ceil(len(counts.columns) / columns)
+    figure, grid = _figure(max(5, 2.6 * columns), 0.8 + 2.5 * rows, rows=rows, columns=columns)
+    for worker, axes in itertools.zip_longest(counts.columns, grid.ravel()):
+        if worker is None:
+            axes.set_visible(False)
+            continue
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", alpha=0.3)
+        axes.tick_params(labelbottom=True)
         mean = float((counts.index * counts[worker]).sum() / counts[worker].sum())
         axes.bar(counts.index, shares[worker], width=0.85, color=COLORS[0])
         axes.axvline(mean, color=COLORS[1], linestyle="--", linewidth=1.8)
@@ -151,21 +160,6 @@ def _draw_line(axes: Any, x: pd.Series, y: pd.Series, name: str, place: int) -> 
         linewidth=1.8,
         marker="o" if len(x) < 3 else None,
     )
-
-
-def _panels(count: int, columns: int, width: float) -> tuple[Any, Any]:
-    """Return a figure with the axes of ``count`` panels of bars, at most so many ``columns`` next to one another."""
-    columns = min(columns, count)
-    rows = math.ceil(count / columns)
-    figure, grid = _figure(max(5, width * columns), 0.8 + 2.5 * rows, rows=rows, columns=columns)
-    cells = grid.ravel()
-    for axes in cells[:count]:
-        axes.set_axisbelow(True)
-        axes.grid(axis="y", alpha=0.3)
-        axes.tick_params(labelbottom=True)
-    for axes in cells[count:]:
-        axes.set_visible(False)
-    return figure, cells[:count]
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:

@@ -224,15 +224,11 @@ def _seconds(record: Mapping[str, Any]) -> float | None:
     return float((record["ended"] or time.time()) - record["started"])
 
 
-def _or_last(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 #: The orders of a list of jobs.
 _SORTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "created": lambda record: record["created"],
     "duration": lambda record: -1.0 if (seconds := _seconds(record)) is None else seconds,
-    "loss": lambda record: _or_last(_last(record).get("loss")),
+    "loss": lambda record: math.inf if (loss := _last(record).get("loss")) is None else loss,
     "name": lambda record: record["name"],
     "state": lambda record: record["state"],
 }

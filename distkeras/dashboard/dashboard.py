@@ -38,11 +38,8 @@ _FRAMES = "'self' http://localhost:* http://127.0.0.1:* https://localhost:* http
 class _Server(ThreadingHTTPServer):
     """Gives each connection a thread, and refuses connections above a limit."""
 
-    daemon_threads = True
-    block_on_close = False
     #: Connections above it are dropped by the system, and each is tried again after a second or more.
     request_queue_size = _CONNECTIONS
-    allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._room = threading.BoundedSemaphore(_CONNECTIONS)

@@ -19,7 +19,7 @@ from distkeras.keras_model.recipe import Recipe
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.replica_cache import fingerprint
 from distkeras.keras_model.stacked_models import StackedModels
-from distkeras.keras_model.variables import distinct_variables, trainable_variables
+from distkeras.keras_model.variables import distinct_variables, numpy_value, trainable_variables
 from distkeras.ps.errors import ConfigurationError, NonFiniteError
 from distkeras.ps.rules.base import CALL_STEPS_MAX
 
@@ -75,7 +75,8 @@ class ReplicaOfGroups:
             return self._replica
         replica = new_replica(self._recipe, self._model_file, batch)
         if all_state_is_in_variables(self._recipe, self._model_file, replica.model):
-            self._replica, self._initial = replica, _values(replica.model)
+            self._replica = replica
+            self._initial = [(each, np.array(numpy_value(each))) for each in distinct_variables(replica.model)]
         return replica
 
 
@@ -91,12 +92,6 @@ def new_replica(recipe: Recipe, model_file: bytes, batch: Batch) -> KerasReplica
 def all_state_is_in_variables(recipe: Recipe, model_file: bytes, model: keras.Model) -> bool:
     """Return whether a model that the recipe built consists only of Keras' own classes and functions."""
     return not recipe.objects and fingerprint(recipe, read_config(model_file), model) is not None
-
-
-def _values(model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
-    import keras
-
-    return [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in distinct_variables(model)]
 
 
 def require_finite(losses: np.ndarray, epoch: int, first: int) -> None:
@@ -138,7 +133,6 @@ def weights_of(model: keras.Model) -> bytes:
 
 
 def require_finite_weights(arrays: Sequence[np.ndarray]) -> None:
-    """Raise NonFiniteError unless all weights of a model are finite."""
     for array in arrays:
         is_float = np.issubdtype(array.dtype, np.floating) or array.dtype.name.startswith(("bfloat", "float"))
         if is_float and not np.isfinite(array).all():

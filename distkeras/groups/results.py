@@ -18,9 +18,10 @@ from py4j.protocol import Py4JError
 from distkeras.data.schema import field_of, quoted
 from distkeras.groups.keys import key_as_text, key_row, plain_keys, require_plain, same_key
 from distkeras.groups.replica import load_weights
-from distkeras.groups.store import CRC, ID, LARGE, SHOWN, WEIGHTS, StoredGroups, read_pieces
+from distkeras.groups.store import CRC, ID, LARGE, SHOWN, WEIGHTS, StoredGroups
 from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError, DistkerasError
+from distkeras.ps.world.files import open_files
 from distkeras.spark.failures import typed_error
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class WeightsById:
 
     def _file(self, name: str) -> pq.ParquetFile:
         if name not in self._files:
-            data = b"".join(read_pieces(self._stored.uri, name))
+            data = b"".join(open_files(self._stored.uri, create=False).read(name))
             self._files[name] = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
             if len(self._files) > _OPEN_MAX:
                 self._files.popitem(last=False)
@@ -129,21 +130,17 @@ class JoinedGroups:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The columns that `joined` has added."""
         return (GROUP, REASON)
 
     @property
     def shown_names(self) -> tuple[str, ...]:
-        """The columns of a key as the user names them."""
         return self.stored.key_names
 
     def reason_without_model(self, batch: pa.RecordBatch) -> list[str | None]:
-        """Return for each row why there is no model for its key; None if there is one."""
         reasons: list[str | None] = batch.column(self.columns[1]).to_pylist()
         return reasons
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
-        """Yield the places of the rows of each group, and a function that loads its weights into a model."""
         yield from _parts(self.stored, batch.column(self.columns[0]).to_pylist())
 
 
@@ -174,16 +171,13 @@ class GroupModels:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The columns of a key."""
         return self.stored.key_names
 
     @property
     def shown_names(self) -> tuple[str, ...]:
-        """The same as `key_names`."""
         return self.key_names
 
     def reason_without_model(self, batch: pa.RecordBatch) -> list[str | None]:
-        """Return for each row why there is no model for its key; None if there is one."""
         by_key, reasons = _by_key(self.stored), list[str | None]()
         shown = zip(*(_texts(batch.column(name)) for name in self.columns), strict=True)
         for key, values in zip(self._keys(batch), shown, strict=True):
@@ -194,7 +188,6 @@ class GroupModels:
         return reasons
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, Callable[[keras.Model], None]]]:
-        """Yield the places of the rows of each group, and a function that loads its weights into a model."""
         by_key = _by_key(self.stored)
         yield from _parts(self.stored, [by_key[key][0] for key in self._keys(batch)])
 

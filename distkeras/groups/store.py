@@ -22,7 +22,7 @@ import json
 import re
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -138,14 +138,12 @@ class StoredGroups:
 
     @property
     def key_fields(self) -> list[StructField]:
-        """The columns of a key."""
         from pyspark.sql.types import StructType
 
         return list(StructType.fromJson(json.loads(self.keys)).fields)
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The names of the columns of a key."""
         return tuple(field["name"] for field in json.loads(self.keys)["fields"])
 
     def read(self, session: SparkSession, *, large: bool = False) -> DataFrame:
@@ -165,7 +163,8 @@ class StoredGroups:
             table = reader.parquet(*(spark_path(session, below(self.uri, name)) for name in self.files))
         except PySparkException as error:
             raise SnapshotError(f"the trained groups in {self.uri!r} cannot be read: {error}") from error
-        damaged = F.raise_error(F.lit(_named(SnapshotError, f"the trained groups in {self.uri!r} are damaged")))
+        text = f"the trained groups in {self.uri!r} are damaged"  # Spark's error with it becomes a typed one
+        damaged = F.raise_error(F.lit(f"{SnapshotError.__module__}.{SnapshotError.__qualname__}: {text}"))
         # Spark would put the literals of a user's filter into the hash, and then find other rows damaged. It does not
         # combine a filter with a condition that is not deterministic.
         is_sound = F.col(HASH).eqNullSafe(_row_hash(self.key_names)) & (F.spark_partition_id() >= 0)
@@ -178,19 +177,9 @@ class StoredGroups:
         return SnapshotError(f"the trained groups in {self.uri!r} must be as they were written. Received: {text}")
 
 
-def _named(kind: type[Exception], text: str) -> str:
-    """Return a text from which an error of Spark becomes a typed one."""
-    return f"{kind.__module__}.{kind.__qualname__}: {text}"
-
-
 def spark_path(session: SparkSession, uri: str) -> str:
     """Return the place of a folder or file of groups as Spark takes it."""
     return uri if context_of(session) is None else hadoop_path(session, uri, "path")
-
-
-def read_pieces(uri: str, name: str) -> Iterator[bytes]:
-    """Yield the bytes of a file below a folder, in pieces; raise OSError if that fails."""
-    yield from open_files(uri, create=False).read(name)
 
 
 def folder(uri: str) -> Files:
@@ -379,7 +368,7 @@ def copy_groups(stored: StoredGroups, uri: str) -> None:
     names = [f"groups-{number:06d}.parquet" for number in range(len(stored.files))]
     try:
         for name, to in zip(stored.files, names, strict=True):
-            target.write(to, read_pieces(stored.uri, name))
+            target.write(to, open_files(stored.uri, create=False).read(name))
     except OSError as error:
         raise SnapshotError(f"the trained groups cannot be copied to {uri!r}: {error}") from error
     Manifest({}, stored.keys, "", tuple(names), stored.count).save(uri)

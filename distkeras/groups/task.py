@@ -46,8 +46,6 @@ class _Models:
         self._side_by_side: GroupsSideBySide | None = None
 
     def train_alone(self, columns: ColumnRows) -> _Outcome:
-        """Train on the rows of one group."""
-
         def trained() -> tuple[bytes, np.ndarray]:
             replica, means = self._alone.train(columns, self._task.spec)
             return weights_of(replica.model), means
@@ -197,7 +195,6 @@ class GroupPartition:
             group.records.clear()  # only their number and checksum are needed
 
     def _train_waiting(self) -> None:
-        """Train the waiting groups."""
         if not self._waiting:
             return
         began = time.monotonic()

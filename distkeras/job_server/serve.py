@@ -183,8 +183,6 @@ def _end(_signal: int, _frame: FrameType | None) -> None:
 
 
 class _JsonLines(logging.Formatter):
-    """Formats each record as a line of JSON."""
-
     def format(self, record: logging.LogRecord) -> str:
         """Return time (UTC, ISO 8601), level, logger and message, and the traceback of an error."""
         line = {

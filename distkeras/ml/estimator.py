@@ -22,12 +22,12 @@ from distkeras.keras_model.optimizers import optimizer_of, with_learning_rate
 from distkeras.metric_columns import in_columns
 from distkeras.ml.groups import KerasGroupModel
 from distkeras.ml.model import KerasModel, TrainingSummary
-from distkeras.ml.params import KEYWORDS, SPARK_NAMES, TrainingParams, trainer_keywords, with_trainer_params
+from distkeras.ml.params import KEYWORDS, SPARK_NAMES, TrainingParams, with_trainer_params
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.world.files import beside
-from distkeras.settings import rule_of
+from distkeras.settings import arguments_of, rule_of
 from distkeras.shown import Shown
 from distkeras.spark.failures import short_errors
 from distkeras.trainer import Trainer
@@ -210,7 +210,7 @@ class KerasEstimator(Shown, Estimator[KerasModel], TrainingParams, Saveable, Est
         self, model: keras.Model | None = None, rule: Rule | str | None = None, **keywords: Unpack[EstimatorKeywords]
     ) -> None:
         super().__init__()
-        for name, keyword in trainer_keywords().items():
+        for name, keyword in arguments_of(Trainer).items():
             if keyword.default is not inspect.Parameter.empty and name not in ("features_col", "label_col"):
                 self._setDefault(**{SPARK_NAMES.get(name, name): keyword.default})
         self._setDefault(validation_split=0.0, validation_rows=ROWS_MAX, callbacks=[], resume=False)
@@ -341,7 +341,7 @@ class KerasEstimator(Shown, Estimator[KerasModel], TrainingParams, Saveable, Est
         if model is None:
             raise ConfigurationError("`model` must be set before `fit`. Received: model=None")
         archive.require_inputs(model)
-        keywords = {name: self.value(name) for name in trainer_keywords()}
+        keywords = {name: self.value(name) for name in arguments_of(Trainer)}
         if (rate := self.value("worker_learning_rate")) is not None:
             keywords["worker_optimizer"] = _with_rate(keywords, rate)
         with _BUILDING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -83,13 +83,13 @@ def evaluated(model: keras.Model, df: DataFrame, spec: DataSpec, load: _Load) ->
     return {name: value if value.ndim else float(value) for name, value in results.items()}
 
 
-def metric_states(model: keras.Model, batch: Batch, inputs: Sequence[np.ndarray] | None = None) -> np.ndarray:
+def metric_states(model: keras.Model, batch: Batch) -> np.ndarray:
     """Return the states of a compiled model's loss and metrics over one mini-batch, float64, flat.
 
-    ``inputs`` replace those of the mini-batch, if they are given. The mean of the loss of one of several outputs counts
-    rows, so that states add up; in TensorFlow's graphs, it counts batches.
+    The mean of the loss of one of several outputs counts rows, so that states add up; in TensorFlow's graphs, it counts
+    batches.
     """
-    x, y, weight = model_inputs(model, batch.x if inputs is None else inputs, batch.y, batch.weight)
+    x, y, weight = model_inputs(model, batch.x, batch.y, batch.weight)
     model.reset_metrics()
     evaluate_batch(model, x, y, weight)
     rows = {id(v): len(batch.x[0]) / float(mean.count) for mean in losses_of_outputs(model) for v in mean.variables}

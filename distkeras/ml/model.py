@@ -402,39 +402,36 @@ class KerasModel(Shown, Model, PredictionParams, Saveable, ModelMembers):
             MissingColumnError, ShapeError, BadValueError, EmptyDataError: The data cannot be evaluated.
         """
         with keras_config.applied(self.packed_model.settings):
-            return self._evaluated(dataset)
+            packed, labels = self.packed_model, self.value("label_col")
+            recipe = recipe_of(
+                self.keras_model,
+                packed.data,
+                objects=self.value("custom_objects"),
+                labels=bool(listed(entries_of(labels, "label_col"))),
+            )
+            model = recipe.build(packed.data)
+            ready, inputs = assembled(dataset, self.value("features_col"), packed.input_dtypes)
+            spec = data_spec(
+                model,
+                ready.schema,
+                rows=ready,
+                features=inputs,
+                labels=labels,
+                weight=self.value("sample_weight_col"),
+                batch_size=self.value("prediction_batch_size"),
+                shuffle=False,
+                decode=decoders(self.value("decode"), listed(names_of(inputs, "features_col"))),
+                padding=self._padding(inputs, labels, self.value("sample_weight_col")),
+            )
+            if self.value("handle_invalid") != "error":
+                ready = valid_rows(ready, spec)
+            load = packed.loader(dataset.sparkSession, recipe, spec)
 
-    def _evaluated(self, dataset: DataFrame) -> dict[str, Any]:
-        packed, labels = self.packed_model, self.value("label_col")
-        recipe = recipe_of(
-            self.keras_model,
-            packed.data,
-            objects=self.value("custom_objects"),
-            labels=bool(listed(entries_of(labels, "label_col"))),
-        )
-        model = recipe.build(packed.data)
-        ready, inputs = assembled(dataset, self.value("features_col"), packed.input_dtypes)
-        spec = data_spec(
-            model,
-            ready.schema,
-            rows=ready,
-            features=inputs,
-            labels=labels,
-            weight=self.value("sample_weight_col"),
-            batch_size=self.value("prediction_batch_size"),
-            shuffle=False,
-            decode=decoders(self.value("decode"), listed(names_of(inputs, "features_col"))),
-            padding=self._padding(inputs, labels, self.value("sample_weight_col")),
-        )
-        if self.value("handle_invalid") != "error":
-            ready = valid_rows(ready, spec)
-        load = packed.loader(dataset.sparkSession, recipe, spec)
+            def load_in_task() -> keras.Model | MappedModel:
+                recipe.begin_task()
+                return load()
 
-        def load_in_task() -> keras.Model | MappedModel:
-            recipe.begin_task()
-            return load()
-
-        return evaluated(model, ready, spec, load_in_task)
+            return evaluated(model, ready, spec, load_in_task)
 
     def _padding(self, features: GivenColumns, labels: GivenEntries, weights: GivenEntries) -> Any:
         """Return the padding of the columns that an evaluation reads."""

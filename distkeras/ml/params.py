@@ -77,23 +77,18 @@ def _place(value: Any) -> Any:
     return absolute(text) if isinstance(text, str) and text else value
 
 
-def trainer_keywords() -> Mapping[str, inspect.Parameter]:
-    """Return the keywords of `Trainer` and their defaults, in its order."""
-    return arguments_of(Trainer)
-
-
 def with_trainer_params(kind: _P) -> _P:
     """Give a class of parameters one for each keyword of `Trainer` that Spark has no mixin for."""
-    texts = texts_of_arguments(Trainer)
-    for keyword in trainer_keywords():
+    texts, own = texts_of_arguments(Trainer), arguments_of(Trainer)
+    for keyword in own:
         name = SPARK_NAMES.get(keyword, keyword)
         if not isinstance(getattr(kind, name, None), Param):
             setattr(kind, name, Param(Params._dummy(), name, texts[keyword], _checked(keyword)))  # noqa: SLF001 - the owner that Spark ML's own mixins give
     for name in _names_of_params(kind):
         setattr(kind, name, saveable(getattr(kind, name)))
-    keywords = [parameter.replace(annotation=Any) for parameter in trainer_keywords().values()]
+    keywords = [parameter.replace(annotation=Any) for parameter in own.values()]
     for name in (KEYWORDS.get(name, name) for name in _names_of_params(kind)):
-        if name not in trainer_keywords():
+        if name not in own:
             keywords.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None))
     setattr(kind, "__signature__", inspect.Signature(keywords))  # noqa: B010 - what `inspect` and `help` show, unknown to type checkers
     return with_accessors(kind)
@@ -184,16 +179,6 @@ def output_kinds(value: Any) -> str | dict[str, str]:
     return kinds
 
 
-def fraction(value: Any) -> float:
-    """Return a number in [0, 1) as a float; ConfigurationError for another one."""
-    return float(require_number("value", value, inclusive=True, below=1))
-
-
-def positive_float(value: Any) -> float:
-    """Return a finite number above 0 as a float; ConfigurationError for another one."""
-    return float(require_number("value", value))
-
-
 def class_thresholds(value: Any) -> list[float]:
     """Return thresholds of classes as floats; ValueError where they cannot work."""
     thresholds = [finite_float(threshold) for threshold in value]
@@ -245,7 +230,7 @@ class KeywordParams(Params):
 
 _SEVERAL = one_or_several, "a column name, or several different ones"
 _ENTRIES = entries, "a column name, several, or a mapping: name of an output to column, list of columns, or None"
-_POSITIVE = positive_float, "a positive number"
+_POSITIVE = lambda value: float(require_number("value", value)), "a positive number"
 
 
 def _spark_param(name: str, doc: str, convert: Callable[[Any], Any], expected: str) -> Param[Any]:
@@ -343,7 +328,7 @@ class TrainingParams(PredictionParams, HasSeed, HasValidationIndicatorCol):
     validation_split = param(
         "validation_split",
         "share of the rows that are left out of training and validated on, chosen by their values",
-        fraction,
+        lambda value: float(require_number("value", value, inclusive=True, below=1)),
         "a number in [0, 1)",
     )
     validation_rows = param(

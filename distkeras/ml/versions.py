@@ -92,7 +92,7 @@ class KerasStreamModel(KerasModel):
     @property
     def published(self) -> list[int]:
         """Return the numbers of the published versions, oldest first."""
-        return [version.number for version in self._folder().versions()]
+        return [version.number for version in VersionFolder(self._uri).versions()]
 
     def at(self, number: int | None = None) -> KerasModel:
         """Return the model of one version, with this one's columns.
@@ -109,7 +109,7 @@ class KerasStreamModel(KerasModel):
         return self._fixed(number)[1]
 
     def _fixed(self, number: int | None = None) -> tuple[Version, KerasModel]:
-        folder = self._folder()
+        folder = VersionFolder(self._uri)
         if number is None:
             version = folder.latest()
         else:
@@ -129,9 +129,6 @@ class KerasStreamModel(KerasModel):
             for layer in wide:
                 layer.rows, layer.rows_checksum = published_rows(folder.uri, rows, layer.name)
         return KerasModel(model, custom_objects=self.value("custom_objects"))
-
-    def _folder(self) -> VersionFolder:
-        return VersionFolder(self._uri)
 
     @property
     def _uri(self) -> str:

@@ -9,6 +9,7 @@ from pyspark.ml.param import Param, Params
 
 from distkeras.ml.estimator import KerasEstimator
 from distkeras.ml.model import KerasModel
+from distkeras.ml.params import KEYWORDS
 from distkeras.settings import KerasNames, arguments_of
 from distkeras.trainer import Trainer
 
@@ -58,7 +59,7 @@ def _declared(name: str, kind: type[Params]) -> Iterator[str]:
     if name == "Estimator":
         keywords = [*own.keys() - {"model", "rule"}, *inspect.signature(kind).parameters.keys() - own.keys()]
     else:
-        keywords = [*(_TYPES.keys() & {_keyword(each) for each in vars_of(kind)}), "decode", "padding"]
+        keywords = [*(_TYPES.keys() & {KEYWORDS.get(each, each) for each in vars_of(kind)}), "decode", "padding"]
     lines = [f"    {each}: {_TYPES.get(each) or own.get(each) or 'Any'}" for each in sorted(set(keywords))]
     yield "\n".join([f"class {name}Keywords(TypedDict, total=False):", *lines])
     members = [f"    {each}: Param[Any]" for each in vars_of(kind) if "_" in each or each.islower()]
@@ -72,9 +73,3 @@ def _declared(name: str, kind: type[Params]) -> Iterator[str]:
 def vars_of(kind: type[Params]) -> list[str]:
     """Return the names of the parameters of a class."""
     return [name for name in sorted(dir(kind)) if isinstance(getattr(kind, name), Param)]
-
-
-def _keyword(name: str) -> str:
-    from distkeras.ml.params import KEYWORDS
-
-    return KEYWORDS.get(name, name)

@@ -38,7 +38,7 @@ RULES = {
     "ssgd": "A baseline in synchronous rounds is needed.",
 }
 
-#: The summary's first figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
+#: The summary's figures: section and case in `docs/bench.json`, the side that it is compared with ("limit" or
 #: "naive"), and the two sides, as "measurement, compared with reference".
 FIGURES = (
     ("train", "M, 2 workers, AGN, window 10, batches of 128", "limit", "epoch of a whole job on Spark with 4.8 million "
@@ -51,10 +51,6 @@ FIGURES = (
      "nothing reads them"),
     ("predict", "S, 60000 rows", "limit", "distributed prediction, compared with `keras.Model.predict` on "
      "arrays"),
-)  # fmt: skip
-
-#: What the summary of the page on performance has in addition.
-FURTHER_FIGURES = (
     ("ps", "0.473 MB, 8 clients, downpour", "limit", "exchanges of 0.5 MB with 8 clients, compared with the same bare "
      "server"),
     ("ps", "19.2 MB, 8 clients, dana_dc", "limit", "exchanges of 19.2 MB with 8 clients under DANA-DC, compared with "
@@ -105,11 +101,11 @@ def rules() -> str:
     return _table("rule | paper | when to use it", (row(*each) for each in RULES.items()))
 
 
-def figures(chosen: Iterable[tuple[str, str, str, str]] = FIGURES) -> str:
-    """Return a short table of the benchmark's ``chosen`` figures; a ratio below its target is in bold."""
+def figures() -> str:
+    """Return a short table of the benchmark's `FIGURES`; a ratio below its target is in bold."""
     by_case = {(row.section, row.case): row for row in _rows()}
     head = "measurement | compared with | ratio | target | measured | reference | processor"
-    return _table(head, (_figure(by_case[section, case], against, what) for section, case, against, what in chosen))
+    return _table(head, (_figure(by_case[section, case], against, what) for section, case, against, what in FIGURES))
 
 
 def _rows(section: str = "") -> list[Row]:
@@ -287,7 +283,7 @@ _LAYERS = {"layers-ps": "distkeras.ps", "layers-distkeras": "distkeras"}
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"rules": rules, "goodput": goodput},
     "docs/architecture.md": {name: partial(layers, package) for name, package in _LAYERS.items()},
-    "docs/performance.md": {"summary": partial(figures, (*FIGURES, *FURTHER_FIGURES))},
+    "docs/performance.md": {"summary": figures},
     "docs/benchmark.md": {"bench": benchmark},
     "docs/guide/versions.md": {"matrix": matrix},
     "docs/guide/tuning.md": {"workers": workers},

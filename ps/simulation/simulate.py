@@ -222,7 +222,9 @@ def simulate(  # noqa: PLR0913 - what defines a simulation, each with its name
     job = VirtualJob(
         rule,
         theta0,
-        cast("NumberedGradient", gradient) if numbered else _without_number(cast("Gradient", gradient)),
+        cast("NumberedGradient", gradient)
+        if numbered
+        else lambda theta, worker, batch: cast("Gradient", gradient)(theta, worker),
         workers=workers,
         learning_rate=learning_rate,
         scheduler=scheduler_for(rule, workers, staleness_bound, rounds=rounds),
@@ -316,7 +318,3 @@ def _follow_groups(job: VirtualJob, groups: list[list[int]], schedule: Sequence[
                 job.resume(worker, None)
         job.exchange_group(groups[group])
         job.release_ready()
-
-
-def _without_number(gradient: Gradient) -> NumberedGradient:
-    return lambda theta, worker, batch: gradient(theta, worker)

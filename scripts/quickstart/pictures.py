@@ -98,7 +98,6 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
 
 
 def _bars_height(values: Mapping[str, float]) -> float:
-    """Return the inches of `_bars`."""
     return 0.75 + 0.5 * len(values)
 
 

@@ -43,24 +43,22 @@ class FitRate:
         return f"{name}, steps_per_execution={self.steps}"
 
 
-def rates(build: Builder, x: np.ndarray, y: np.ndarray, batch_size: int, steps: Sequence[int] = STEPS) -> list[FitRate]:
+def rates(build: Builder, x: np.ndarray, y: np.ndarray, batch_size: int) -> list[FitRate]:
     """Return the speed of `fit` for each ``steps_per_execution``, on TensorFlow and, if it is installed, on JAX.
 
     ``build`` is a function at the top level of a module: on JAX, it is called in a process of its own.
     """
-    found = rates_here(build, x, y, batch_size, steps)
+    found = rates_here(build, x, y, batch_size)
     if found[0].backend != "jax" and importlib.util.find_spec("jax") is not None:
-        found += _rates_on("jax", build, x, y, batch_size, steps)
+        found += _rates_on("jax", build, x, y, batch_size)
     return found
 
 
-def rates_here(
-    build: Builder, x: np.ndarray, y: np.ndarray, batch_size: int, steps: Sequence[int] = STEPS
-) -> list[FitRate]:
+def rates_here(build: Builder, x: np.ndarray, y: np.ndarray, batch_size: int) -> list[FitRate]:
     """Return the speed of `fit` on the backend of this process; see `rates`."""
     import keras
 
-    return [FitRate(keras.backend.backend(), each, _rate(build(each), x, y, batch_size)) for each in steps]
+    return [FitRate(keras.backend.backend(), each, _rate(build(each), x, y, batch_size)) for each in STEPS]
 
 
 def best_of(found: Sequence[FitRate]) -> FitRate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_predictions_and_metrics_of_drawn_rows_equal_those_of_the_whole_model(
     assert_same(parts.outputs(inputs), model.predict_on_batch(inputs))
     labels = drawn[:, :1].astype(np.float32) / ROWS, drawn[:, 1:4].astype(np.float32) / ROWS
     batch = Batch(0, 0, True, tuple(inputs), labels, None)
-    found = metric_states(parts.rest, batch, parts.rest_inputs(inputs))
+    found = metric_states(parts.rest, replace(batch, x=tuple(parts.rest_inputs(inputs))))
     np.testing.assert_array_equal(found, metric_states(model, batch))
     assert found.any()
 

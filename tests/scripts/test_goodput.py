@@ -31,7 +31,7 @@ def test_faults_have_the_given_rate_and_reproducible_times() -> None:
 
 def test_a_restart_is_timed_from_the_kill_to_the_successor_s_first_step() -> None:
     ledger = [commit(1, 0, 0, 0, 1), commit(2, 3, 0, 2, 3), commit(3, 3, 1, 0, 1)]
-    found = figures(ledger, history(6), [(101.5, "kill"), (102.5, "suspend")], 2)
+    found = figures(ledger, history(6), [(101.5, "kill"), (102.5, "suspend")])
     assert (found["lost"], found["doubled"], found["successors"]) == (0, 0, [0.5])
     assert found["rate"] == pytest.approx(6 * 8 / 5)
 
@@ -40,5 +40,5 @@ def test_a_restart_is_timed_from_the_kill_to_the_successor_s_first_step() -> Non
     ("second", "lost", "doubled"), [(commit(2, 0, 0, 3, 3), 1, 0), (commit(2, 0, 0, 1, 3), 0, 1)], ids=["gap", "twice"]
 )
 def test_lost_and_repeated_steps_are_counted(second: dict[str, Any], lost: int, doubled: int) -> None:
-    found = figures([commit(1, 0, 0, 0, 1), second], history(6), [], 0)
+    found = figures([commit(1, 0, 0, 0, 1), second], history(6), [])
     assert (found["lost"], found["doubled"]) == (lost, doubled)

@@ -167,8 +167,6 @@ class JobRunner:
     def _check(self, job: StoredJob) -> bool:
         """Check one job; return whether its driver has ended, so that its slot is free."""
         folder = self._files.of(job.id)
-        if (child := self._children.get(job.id)) is not None:
-            child.poll()
         silent = self._is_silent("driver", job.id, self._beat(job))
         driver = ProcessId.parse(job.driver)
         if driver is not None and (driver.alive() if driver.visible else not silent):
