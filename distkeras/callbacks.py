@@ -340,11 +340,7 @@ class Callback:
     every_epochs: float | None = None
 
     def __init__(
-        self,
-        *,
-        every_commits: int | None = None,
-        every_seconds: float | None = None,
-        every_epochs: float | None = None,
+        self, *, every_commits: int | None = None, every_seconds: float | None = None, every_epochs: float | None = None
     ) -> None:
         if (every_commits, every_seconds, every_epochs) != (None, None, None):
             self.every_commits, self.every_seconds, self.every_epochs = every_commits, every_seconds, every_epochs
@@ -518,10 +514,7 @@ class EarlyStopping(Callback):
             return
         values = context.evaluate(self.validation_batch)
         self.evaluations.append({"clock": context.clock, "seconds": context.seconds, **in_columns(with_arrays(values))})
-        self._value = values[self.monitor]
-        self._compare_with_best(self._value, context)
-
-    def _compare_with_best(self, value: float, context: CallbackContext) -> None:
+        value = self._value = values[self.monitor]
         if self.sign * (self.best - value) > self.min_delta or (math.isnan(self.best) and not math.isnan(value)):
             self.best, self.best_clock, self._wait = value, context.clock, 0
             if self.restore_best_weights:

@@ -426,23 +426,6 @@ class JobFacts:
     columns: Sequence[str] = ()
     monitor: str = ""
 
-    @classmethod
-    def of(
-        cls, training: TrainSettings, server: ServerSettings, options: Mapping[str, Any], *, stream: bool = False
-    ) -> JobFacts:
-        """Return the facts of a job whose number of workers is known."""
-        return cls(
-            rule=repr(server.rule),
-            workers=server.workers,
-            epochs=training.num_epoch,
-            batch_size=training.batch_size,
-            helpers=training.helpers,
-            rounds=server.rule.traits.synchronous,
-            saved=server.checkpoint is not None,
-            options=options,
-            stream=stream,
-        )
-
 
 def _require_place(server: str, host: str | None) -> None:
     require_choice("server", server, ("driver", "cluster"))

@@ -10,18 +10,13 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-import pyarrow.compute as pc
-
 from distkeras.callbacks import Callback, TrainingSetup, monitored_metric
 from distkeras.data.batches import DataSpec
 from distkeras.data.binding import GivenEntries, listed
 from distkeras.data.columns import described
 from distkeras.data.model_columns import ASSEMBLED, example
 from distkeras.data.rows import Padding
-from distkeras.data.schema import (
-    require_dataframe,
-)
+from distkeras.data.schema import require_dataframe
 from distkeras.data.validity import REASON, invalid_rows, valid_rows
 from distkeras.groups.job import GroupPlan, train_each_group
 from distkeras.groups.keys import key_names
@@ -35,8 +30,8 @@ from distkeras.keras_model.recipe import recipe_of
 from distkeras.keras_model.replica import KerasReplica
 from distkeras.keras_model.same_step import GivenModel, require_same_step, require_same_values
 from distkeras.keras_model.stored_rows import require_folder
-from distkeras.keras_model.tables import CutModel, require_exact_embeddings
-from distkeras.keras_model.variables import has_rows_at_server, has_tables
+from distkeras.keras_model.tables import CutModel, embedding_names, require_exact_embeddings
+from distkeras.keras_model.variables import has_rows_at_server
 from distkeras.metric_columns import columns_of as metric_columns_of
 from distkeras.ps.checkpoint.checkpointer import Checkpoint, checkpoint_of
 from distkeras.ps.checkpoint.versions import Versions
@@ -65,12 +60,7 @@ from distkeras.settings import (
 from distkeras.spark.cluster import SparkFacts
 from distkeras.spark.failures import short_errors
 from distkeras.training.bound_data import BoundData, columns_of
-from distkeras.training.callback_runner import (
-    begin_callbacks,
-    fail_callbacks,
-    require_callbacks,
-    require_no_epochs,
-)
+from distkeras.training.callback_runner import begin_callbacks, fail_callbacks, require_callbacks, require_no_epochs
 from distkeras.training.plan import CenterCopy, JobPlan, Publication, TableChoice, report_tables
 from distkeras.training.requirements import (
     may_lend,
@@ -83,14 +73,7 @@ from distkeras.training.requirements import (
     require_together,
 )
 from distkeras.training.run import PreparedJob, early_server, run_job
-from distkeras.training.stream import (
-    Publisher,
-    StreamTraining,
-    center_of,
-    query_folder,
-    require_stream,
-    writer_of,
-)
+from distkeras.training.stream import Publisher, StreamTraining, center_of, query_folder, require_stream, writer_of
 from distkeras.training.validation import ValidationCurve, require_alone, split
 
 if TYPE_CHECKING:
@@ -230,7 +213,7 @@ class Trainer(JobResults):
         super().__init__()
         self.model_file = archive.to_bytes(model)
         archive.require_inputs(model)
-        self.rule = default_rule(network, has_tables=has_tables(model)) if rule is None else rule_of(rule)
+        self.rule = default_rule(network, has_tables=bool(embedding_names(model))) if rule is None else rule_of(rule)
         self.settings = train_settings(arguments)
         self.worker_settings = component_settings(WorkerSettings, self.rule, self.settings, arguments)
         self.recipe = recipe_of(
@@ -540,12 +523,18 @@ class Trainer(JobResults):
 
     def _begin(self, plan: JobPlan) -> PreparedJob:
         """Begin the record and the callbacks of a job, and return it."""
-        replica, cut = plan.replica, plan.cut
-        options = reported_options(
-            plan.server, plan.worker, self.settings, compilation=self.recipe.identity(replica.model)
-        )
-        facts = replace(
-            JobFacts.of(self.settings, plan.server, options, stream=plan.data.df.isStreaming),
+        replica, cut, server = plan.replica, plan.cut, plan.server
+        options = reported_options(server, plan.worker, self.settings, compilation=self.recipe.identity(replica.model))
+        facts = JobFacts(
+            rule=repr(server.rule),
+            workers=server.workers,
+            epochs=self.settings.num_epoch,
+            batch_size=self.settings.batch_size,
+            helpers=self.settings.helpers,
+            rounds=server.rule.traits.synchronous,
+            saved=server.checkpoint is not None,
+            options=options,
+            stream=plan.data.df.isStreaming,
             model=replica.model.name,
             parameters=replica.size + sum(table.rows * table.width for _, table in cut.partial),
             columns=plan.spec.names,
@@ -647,13 +636,9 @@ class Trainer(JobResults):
     def _train_large_group(self, df: DataFrame) -> TrainedGroup:
         model = self.train(df)
         records = self._require(self.outcome.records, "history")
-        history = records.history(elements=True)
-        last = history.filter(pc.equal(history["epoch"], pc.max(history["epoch"])))
-        samples = last["samples"].to_numpy()
-        columns = metric_columns_of(records.metrics)
-        means = [float(np.average(last[column].to_numpy(), weights=samples)) for column in columns.values()]
-        others = tuple(zip(records.metrics[1:], means[1:], strict=True))
-        return TrainedGroup(int(samples.sum()), 0.0, means[0], others, weights=weights_of(model))
+        *_, last = records.epochs().to_pylist()
+        means = [(name, last[column]) for name, column in metric_columns_of(records.metrics).items()]
+        return TrainedGroup(last["samples"], 0.0, means[0][1], tuple(means[1:]), weights=weights_of(model))
 
     def _facts(self) -> Mapping[str, Any]:
         """Return what is trained and how, and the last epoch of the last job."""

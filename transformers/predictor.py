@@ -414,7 +414,7 @@ class PackedModel:
             if given is not None:
                 attributes = attributes_of_model(given, model)
                 set_attributes_of_model(model, attributes)
-                require_same_outputs(given, model, "keras_model")
+                require_same_outputs(given, model)
             #: Attributes of the model that its configuration lacks.
             self.attributes = attributes
             self.data = archive.with_attributes(archive.to_bytes(model), attributes)

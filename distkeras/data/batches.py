@@ -101,14 +101,6 @@ class Batch:
     def size(self) -> int:
         return len(self.x[0])
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in (*self.x, *self.y, *flat_weight(self.weight)))
-
-    def copy(self) -> Batch:
-        x, y, weight = (tuple(array.copy() for array in side) for side in (self.x, self.y, flat_weight(self.weight)))
-        return replace(self, x=x, y=y, weight=as_weight(weight))
-
 
 def in_blocks(pieces: Iterable[ColumnRows], rows: int) -> Iterator[ColumnRows]:
     """Yield the same rows in blocks of exactly ``rows``, except for the last; contiguous pieces are not copied."""
@@ -195,13 +187,16 @@ class DataSpec:
 
     def of_columns(self, changed: Callable[[Column | None], Column | None]) -> DataSpec:
         """Return the same with other columns, each ``changed``."""
-        weights = tuple(map(changed, self.weights))
-        return replace(
-            self,
-            features=tuple(filter(None, map(changed, self.features))),
-            labels=tuple(map(changed, self.labels)),
-            sample_weight=weights if isinstance(self.sample_weight, tuple) else (*weights, None)[0],
-        )
+        sides = (map(changed, side) for side in (self.features, self.labels, self.weights))
+        return self.with_columns(*sides)
+
+    def with_columns(
+        self, features: Iterable[Column | None], labels: Iterable[Column | None], weights: Iterable[Column | None]
+    ) -> DataSpec:
+        """Return the same with other columns in place of `features`, `labels` and `weights`."""
+        weights = tuple(weights)
+        weight = weights if isinstance(self.sample_weight, tuple) else (*weights, None)[0]
+        return replace(self, features=tuple(filter(None, features)), labels=tuple(labels), sample_weight=weight)
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:

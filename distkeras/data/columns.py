@@ -111,11 +111,6 @@ class Column:
         return math.prod(self.step_shape)
 
     @property
-    def checks(self) -> tuple[object, ...]:
-        """Return what decides which values are accepted. The equality of columns leaves it out."""
-        return self.classes, self.ignored, self.probabilities, self.loss, self.table
-
-    @property
     def whole(self) -> bool:
         return np.dtype(self.dtype).kind != "f"
 

@@ -240,14 +240,10 @@ def _with_shown_steps(
     features = tuple(map(shown_for, spec.features))
     given = {number: column.shown_steps for number, column in enumerate(features) if column.is_open}
     outputs = _output_steps(model, given) or [0] * len(model.outputs)
-    weights = tuple(shown_for(weight, outputs[output]) for output, weight in enumerate(spec.weights))
-    return replace(
-        spec,
-        features=features,
-        labels=tuple(
-            shown_for(label, outputs[output] if output in per_step else 0) for output, label in enumerate(spec.labels)
-        ),
-        sample_weight=weights if isinstance(spec.sample_weight, tuple) else (*weights, None)[0],
+    return spec.with_columns(
+        features,
+        [shown_for(label, outputs[output] if output in per_step else 0) for output, label in enumerate(spec.labels)],
+        [shown_for(weight, outputs[output]) for output, weight in enumerate(spec.weights)],
     )
 
 
@@ -274,17 +270,13 @@ def _with_step_counts(spec: DataSpec, model: keras.Model, per_step: Container[in
         return replace(column, steps_of=name) if column is not None and name != column.name else column
 
     found = steps or [0] * len(model.outputs)
-    weights = tuple(named(weight, found[output]) for output, weight in enumerate(spec.weights))
-    return replace(
-        spec,
-        features=tuple(
+    return spec.with_columns(
+        [
             named(column, lengths[number]) if steps and number in lengths else column
             for number, column in enumerate(spec.features)
-        ),
-        labels=tuple(
-            named(label, found[output]) if output in per_step else label for output, label in enumerate(spec.labels)
-        ),
-        sample_weight=weights if isinstance(spec.sample_weight, tuple) else (*weights, None)[0],
+        ],
+        [named(label, found[output]) if output in per_step else label for output, label in enumerate(spec.labels)],
+        [named(weight, found[output]) for output, weight in enumerate(spec.weights)],
     )
 
 

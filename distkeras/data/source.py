@@ -18,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -315,9 +314,7 @@ class BatchSource:
         self._prefetcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -336,14 +333,11 @@ class BatchSource:
                     pass
                 if start == 0:  # otherwise `_numbered_batches` compares
                     self._check_checksum(epoch, 0, self._checksum.before(self.rows), checksum)
-            batch_rows = self._first_epoch()
+            batch_rows = self._cut_blocks(self._all_rows())
             if epoch > 0:
                 assert self._spool is not None
                 batch_rows = self._order.cut(self._spool.arrays(), self._checksum.before(self._spool.rows), epoch)
             yield from self._numbered_batches(epoch, batch_rows, start, checksum)
-
-    def _first_epoch(self) -> Iterator[BatchRows]:
-        return self._cut_blocks(self._all_rows())
 
     def _cut_blocks(self, pieces: Iterable[ColumnRows]) -> Iterator[BatchRows]:
         end = 0

@@ -23,7 +23,7 @@ from distkeras.keras_model.recipe import Recipe
 from distkeras.ps.errors import ConfigurationError, DistkerasError, Origin, sorted_error
 from distkeras.spark.failures import shortened
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
-from distkeras.spark.task_process import prepare_task
+from distkeras.spark.task_process import prepare_task, task_context
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +115,7 @@ class GroupTask:
 
     def train_partition(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Train a partition's rows, which are sorted by key; yield a row for each group; for ``mapInArrow``."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if context is None:
-            raise ConfigurationError("a task must run inside Spark. Received: no task context")
+        context = task_context()
         try:
             prepare_task(self.threads)
             yield from GroupPartition(self, context.partitionId()).train(RecordStream(records, connection_to_spark()))

@@ -51,15 +51,7 @@ USING_MODELS = threading.RLock()
 _ATTRIBUTES = "distkeras_attributes"
 
 #: Keras' errors for an archive that it cannot write or read: a missing class, a refused lambda, damage.
-_ARCHIVE_ERRORS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    NotImplementedError,
-    OSError,
-    zipfile.BadZipFile,
-)
+_ARCHIVE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, OSError, zipfile.BadZipFile)
 
 
 def to_bytes(model: keras.Model, name: str = "model", *, plain: bool = False) -> bytes:
@@ -136,20 +128,17 @@ def require_model(value: Any, name: str = "model") -> None:
         raise ConfigurationError(f"`{name}` must be a keras.Model. Received: {name} of {type(value)}")
 
 
-def require_inputs(model: Any, name: str = "model") -> None:
+def require_inputs(model: Any) -> None:
     """Raise ConfigurationError unless a model's inputs and outputs are known, to which columns are bound."""
-    require_model(model, name)
+    require_model(model)
     try:
         known = bool(model.inputs and model.outputs)
-    except (
-        AttributeError,
-        ValueError,
-    ):  # a model of the user's own class has none, a Sequential none before it is built
-        known = False
+    except (AttributeError, ValueError):
+        known = False  # a model of the user's own class has none, a Sequential none before it is built
     if not known:
         raise ConfigurationError(
-            f"`{name}` must have inputs and outputs: give it an Input, or build a model of your own class from its "
-            f"inputs and outputs, `Own(inputs, outputs)`. Received: {name}={model.name!r} of {type(model).__name__}"
+            "`model` must have inputs and outputs: give it an Input, or build a model of your own class from its "
+            f"inputs and outputs, `Own(inputs, outputs)`. Received: model={model.name!r} of {type(model).__name__}"
         )
 
 

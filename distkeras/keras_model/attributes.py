@@ -215,11 +215,13 @@ def _difference(given: Any, rebuilt: Any, where: str) -> str:
 
 
 def _lost_attributes(given: Any, rebuilt: Any, where: str, seen: set[int]) -> Iterator[str]:
+    import keras
+
     attributes = vars(rebuilt)
     for name, value in list(vars(given).items()):
         if not isinstance(name, str) or _is_history(name):
             continue
-        if name == OWN_FLAG and not _has_own_variables(given):
+        if name == OWN_FLAG and isinstance(given, keras.Layer) and not any(created_variables(given)):
             continue  # the inner layers are compared themselves
         path = f"{where}.{name}".lstrip(".")
         if name not in attributes and inspect.isroutine(value) and hasattr(type(given), name):
@@ -256,14 +258,6 @@ def _is_object(value: Any) -> bool:
     if hasattr(keras.optimizers, "OptimizerMap"):  # missing in the oldest supported Keras
         kinds = (*kinds, keras.optimizers.OptimizerMap)
     return isinstance(value, kinds)
-
-
-def _has_own_variables(layer: Any) -> bool:
-    import keras
-
-    if not isinstance(layer, keras.Layer):
-        return True
-    return any(created_variables(layer))
 
 
 def _is_state(value: Any) -> bool:

@@ -56,7 +56,20 @@ def as_fit_packs(x: Any, y: Any, weight: Any | None) -> Any:
 
 
 @contextmanager
-def packing_as_fit(model: keras.Model) -> Iterator[None]:
+def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a function take the place of an object's method within the context."""
+    former = vars(owner).get(name)
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        if former is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, former)
+
+
+def packing_as_fit(model: keras.Model) -> AbstractContextManager[None]:
     """Make ``train_on_batch`` give ``train_step`` its data as ``fit`` does: by itself it adds None for no weights."""
     import keras
 
@@ -65,15 +78,7 @@ def packing_as_fit(model: keras.Model) -> Iterator[None]:
     def train_step(*args: Any) -> Any:  # on JAX, the state comes before the data
         return own(*args[:-1], as_fit_packs(*keras.utils.unpack_x_y_sample_weight(args[-1])))
 
-    replaced = vars(model).get("train_step")
-    model.train_step = train_step
-    try:
-        yield
-    finally:
-        if replaced is None:
-            del model.train_step
-        else:
-            model.train_step = replaced
+    return _replaced(model, "train_step", train_step)
 
 
 def evaluate_batch(model: keras.Model, x: Any, y: Any, weight: Any | None) -> dict[str, float]:
@@ -92,18 +97,22 @@ def is_own(model: keras.Model, method: str) -> bool:
     return not str(getattr(getattr(model, method), "__module__", "")).startswith("keras.")
 
 
-def flat_logs(logs: Any) -> dict[str, Any]:
+def flat_logs(logs: Any, metrics: Sequence[str] = ()) -> dict[str, Any]:
     """Return what ``train_step`` returned as ``fit`` reports it: the parts of a dictionary within it by their names.
 
     Raises:
-        ConfigurationError: it is not a dictionary, or it is empty.
+        ConfigurationError: it is not a dictionary, it is empty, or one of ``metrics`` is missing.
     """
     if not isinstance(logs, Mapping) or not logs:
         raise ConfigurationError(f"`train_step` must return a dictionary of the loss and the metrics. Received: {logs}")
     flat: dict[str, Any] = {}
     for name, value in logs.items():
         flat.update(flat_logs(value) if isinstance(value, Mapping) and value else {name: value})
-    return {name: value for name, value in flat.items() if not isinstance(value, Mapping)}
+    flat = {name: value for name, value in flat.items() if not isinstance(value, Mapping)}
+    missing = [name for name in metrics if name not in flat]
+    if missing:
+        raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
+    return flat
 
 
 def arrays_of(batch: Batch | Stack) -> list[np.ndarray]:
@@ -191,17 +200,18 @@ class CompiledSteps:
         is_open = batch.is_open or [False] * len(arrays)
         shapes = [(None, *a.shape[2:]) if is_any else a.shape[1:] for a, is_any in zip(arrays, is_open, strict=True)]
         specs = [tf.TensorSpec((None, *s), a.dtype) for s, a in zip(shapes, arrays, strict=True)]
-        with without_updates(self._model.optimizer):
+        # An optimizer that updates would be built.
+        with _replaced(self._model.optimizer, "apply", lambda *_args, **_options: None):
             tf.function(step, autograph=False).get_concrete_function(*specs)
         return found
 
-    def _step(self, kind: Batch | Stack, arrays: Sequence[Any]) -> dict[str, Any]:
+    def _step(self, kind: Batch | Stack, arrays: Sequence[Any], metrics: Sequence[str] = ()) -> dict[str, Any]:
         """Call ``train_step`` on tensors of the same kind as ``kind``, and return what it reports."""
         model, inputs, outputs = self._model, len(kind.x), len(kind.y)
         self._model.reset_metrics()
         y, weight = arrays[inputs : inputs + outputs], as_weight(arrays[inputs + outputs :])
         x, y, weight = model_inputs(model, arrays[:inputs], y, weight)
-        return flat_logs(model.train_step(as_fit_packs(x, y, weight)))
+        return flat_logs(model.train_step(as_fit_packs(x, y, weight)), metrics)
 
     def _trace(self, stack: Stack, metrics: Sequence[str], width: int) -> _CompiledLoop:
         """Compile the loop for the dtypes and row shapes of ``stack``, for any number of steps and of rows."""
@@ -215,11 +225,7 @@ class CompiledSteps:
                 update_only_touched_rows(model.optimizer),
                 read_only_touched_rows(model),
             ):
-                logs = self._step(stack, arrays)
-            missing = [name for name in metrics if name not in logs]
-            if missing:
-                raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
-            return row_of_logs(logs, metrics)
+                return row_of_logs(self._step(stack, arrays, metrics), metrics)
 
         compiled = tf.function(step, jit_compile=True, autograph=False) if model.jit_compile else step
 
@@ -339,8 +345,7 @@ def lent(array: np.ndarray) -> tf.Tensor:
     return tf.raw_ops.Identity(input=array)  # `tf.convert_to_tensor` copies, twice if the array is not aligned
 
 
-@contextmanager
-def updates_last(optimizer: Any) -> Iterator[None]:
+def updates_last(optimizer: Any) -> AbstractContextManager[None]:
     """While a step is traced, make a Keras optimizer wait for all gradients before it updates the first variable.
 
     TensorFlow copies a variable that is updated while an operation still reads it. A layer's kernel is read once more
@@ -356,21 +361,7 @@ def updates_last(optimizer: Any) -> Iterator[None]:
         with tf.control_dependencies([part for part in parts if part is not None]):
             return apply(gradients, *args, **options)
 
-    optimizer.apply = apply_after_all
-    try:
-        yield
-    finally:
-        del optimizer.apply
-
-
-@contextmanager
-def without_updates(optimizer: Any) -> Iterator[None]:
-    """While a step is traced only for what it returns, keep an optimizer from updating, for which it would be built."""
-    optimizer.apply = lambda *_args, **_options: None
-    try:
-        yield
-    finally:
-        del optimizer.apply
+    return _replaced(optimizer, "apply", apply_after_all)
 
 
 @contextmanager
@@ -390,8 +381,7 @@ def read_only_touched_rows(model: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _reading_rows(layer: Any) -> Iterator[None]:
+def _reading_rows(layer: Any) -> AbstractContextManager[None]:
     import keras
     import tensorflow as tf
 
@@ -405,15 +395,10 @@ def _reading_rows(layer: Any) -> Iterator[None]:
         ids = tf.where(ids < 0, ids + tf.cast(variable.shape[0], ids.dtype), ids)  # negative: from the end
         return keras.ops.cast(tf.gather(variable, ids), layer.compute_dtype)
 
-    layer.call = call_on_rows
-    try:
-        yield
-    finally:
-        del layer.call
+    return _replaced(layer, "call", call_on_rows)
 
 
-@contextmanager
-def update_only_touched_rows(optimizer: Any) -> Iterator[None]:
+def update_only_touched_rows(optimizer: Any) -> AbstractContextManager[None]:
     """While a step is traced with TensorFlow, make Adagrad compute only with the rows that have a gradient.
 
     Keras computes the square roots of all accumulators, and gathers the rows afterwards. The result is the same.
@@ -425,8 +410,7 @@ def update_only_touched_rows(optimizer: Any) -> Iterator[None]:
 
     inner = inner_optimizer(optimizer)
     if type(inner) is not keras.optimizers.Adagrad or divides_by_zero(inner):
-        yield
-        return
+        return nullcontext()
     import tensorflow as tf
 
     step = inner.update_step
@@ -444,8 +428,4 @@ def update_only_touched_rows(optimizer: Any) -> Iterator[None]:
         moved = tf.math.divide_no_nan(scaled.values, keras.ops.sqrt(keras.ops.add(rows, inner.epsilon)))
         inner.assign_sub(variable, tf.IndexedSlices(moved, scaled.indices, scaled.dense_shape))
 
-    inner.update_step = step_on_rows
-    try:
-        yield
-    finally:
-        del inner.update_step
+    return _replaced(inner, "update_step", step_on_rows)

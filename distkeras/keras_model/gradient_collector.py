@@ -79,9 +79,7 @@ class CollectingOptimizer:
         self._collector = GradientCollector(inner_optimizer(own))
         self._optimizer = (
             keras.optimizers.LossScaleOptimizer(
-                self._collector,
-                initial_scale=own.initial_scale,
-                dynamic_growth_steps=own.dynamic_growth_steps,
+                self._collector, initial_scale=own.initial_scale, dynamic_growth_steps=own.dynamic_growth_steps
             )
             if self._scales_loss
             else self._collector

@@ -16,7 +16,6 @@ from distkeras.data.rows import aligned
 from distkeras.keras_model.compiled_steps import CALL_BYTES_MAX, arrays_of, as_fit_packs, flat_logs, model_inputs, spans
 from distkeras.keras_model.variables import layer_states
 from distkeras.private_keras import all_layers, set_values, value_of
-from distkeras.ps.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import keras
@@ -168,10 +167,7 @@ def step_of(model: keras.Model, inputs: int, targets: int, metrics: Sequence[str
         y, weight = arrays[inputs : inputs + targets], as_weight(arrays[inputs + targets :])
         data = as_fit_packs(*model_inputs(model, arrays[:inputs], y, weight))
         logs, (*changed, _) = model.train_step((*state, fresh), data)
-        logs = flat_logs(logs)
-        missing = [name for name in metrics if name not in logs]
-        if missing:
-            raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
+        logs = flat_logs(logs, metrics)
         row = jnp.concatenate([jnp.ravel(logs[name]).astype(jnp.float32) for name in metrics])
         # A step may return other dtypes than it was given, or weak ones, which a loop refuses.
         kept = jax.tree.map(lambda new, old: jax.lax.convert_element_type(new, old.dtype), changed, list(state))

@@ -144,16 +144,11 @@ def _calls(model: Any) -> list[TableCall]:
     outputs, calls = {id(tensor) for tensor in functional.outputs}, list[TableCall]()
     for layer in functional.layers:
         plain = type(layer) is keras.layers.Embedding and _is_plain(layer) and not users_of(model, layer)
-        if plain or _is_wide(layer):
+        if plain or (is_wide(layer) and layer.compute_dtype == "float32"):
             of_layer = table_calls(functional, layer)
             # An output has the name of its layer.
             calls += [] if any(id(call.vectors) in outputs for call in of_layer) else of_layer
     return calls
-
-
-def _is_wide(layer: Any) -> bool:
-    """Return whether a layer is a `WideEmbedding` whose vectors are float32."""
-    return is_wide(layer) and layer.compute_dtype == "float32"
 
 
 def _is_plain(layer: Any) -> bool:

@@ -289,7 +289,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         numbered = _default_name(value)
         return {
-            str(key): _without_name(part) if numbered and key == "config" else _as_json(part)
+            str(key): _as_json({k: v for k, v in part.items() if k != "name"} if numbered and key == "config" else part)
             for key, part in value.items()
             if key not in ("module", "shared_object_id")
         }
@@ -298,10 +298,6 @@ def _as_json(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     return f"function {getattr(value, '__qualname__', type(value).__qualname__)}"
-
-
-def _without_name(config: Mapping[str, Any]) -> Any:
-    return _as_json({key: value for key, value in config.items() if key != "name"})
 
 
 def _default_name(value: Mapping[str, Any]) -> bool:

@@ -413,7 +413,8 @@ class KerasReplica:
 
         self.prepare(batch)
         if self._collecting is None:
-            self._collecting = CollectingOptimizer(self.model, self._trainable, self._places)
+            places = None if self._order is None else self._order.trainable
+            self._collecting = CollectingOptimizer(self.model, self._trainable, places)
             if self._loop is not None:
                 self._gradient_steps = self._loop(self.model, self._collecting.installed)
         collecting, steps = self._collecting, self._gradient_steps
@@ -460,10 +461,6 @@ class KerasReplica:
             self.model.optimizer.build(self._trainable)
 
     @property
-    def _places(self) -> Sequence[int] | None:
-        return None if self._order is None else self._order.trainable
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of all variables: the model's and the optimizer's."""
         return sum(map(_bytes_of, [*self.model.variables, *self.model.optimizer.variables]))
@@ -507,16 +504,13 @@ class KerasReplica:
 
     def _train_on_batch(self, batch: Batch) -> np.ndarray:
         logs = self._logs_on_batch(batch)
-        missing = [name for name in self.reported if name not in logs]
-        if missing:
-            raise ConfigurationError(f"`train_step` must return every metric. Received: none of {missing}")
         return np.concatenate([np.ravel(logs[name]) for name in self.reported], dtype=np.float64)
 
     def _logs_on_batch(self, batch: Batch) -> dict[str, Any]:
         x, y, weight = model_inputs(self.model, batch.x, batch.y, batch.weight)
         self.model.reset_metrics()  # metrics are of this step alone, and Keras 3.11 does not reset them
         with packing_as_fit(self.model):
-            return flat_logs(self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True))
+            return flat_logs(self.model.train_on_batch(x, y, sample_weight=weight, return_dict=True), self.reported)
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

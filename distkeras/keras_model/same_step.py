@@ -96,12 +96,8 @@ def require_same_values(given: keras.Model, rebuilt: keras.Model) -> None:
         )
 
 
-def require_same_outputs(given: keras.Model, rebuilt: keras.Model, name: str) -> None:
-    """Raise ConfigurationError unless a rebuilt model predicts as the user's does, on drawn rows.
-
-    Args:
-        name: of the argument, for the error.
-    """
+def require_same_outputs(given: keras.Model, rebuilt: keras.Model) -> None:
+    """Raise ConfigurationError unless a rebuilt model predicts as the user's does, on drawn rows."""
     if not getattr(given, "inputs", None) or any(None in tensor.shape[1:] for tensor in given.inputs):
         return
     rng = np.random.default_rng(0)
@@ -116,7 +112,7 @@ def require_same_outputs(given: keras.Model, rebuilt: keras.Model, name: str) ->
         _align(given, rebuilt)
         difference = _first_difference(expected, _outputs(rebuilt, x))
         if difference is not None and _first_difference(expected, _outputs(given, x)) is None:
-            raise _lost(given, f"on drawn rows, {difference}", name)
+            raise _lost(given, f"on drawn rows, {difference}", "keras_model")
 
 
 def require_same_step(

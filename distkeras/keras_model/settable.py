@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distkeras.keras_model.optimizers import inner_optimizer
+from distkeras.keras_model.variables import numpy_value
 from distkeras.private_keras import all_layers, created_variables, rate_of, value_of
 from distkeras.ps.center.driver_values import VALUES_MAX
 from distkeras.ps.errors import ConfigurationError
@@ -195,7 +196,7 @@ class CopyState:
     def __init__(self, model: keras.Model, variables: Sequence[Settable]) -> None:
         self._model, self._optimizer, self._settable = model, model.optimizer, variables
         self._values = [variable.value() for variable in self._settable]
-        self._weights = [_copy(weight) for weight in model.trainable_variables]
+        self._weights = [np.array(numpy_value(weight)) for weight in model.trainable_variables]
         self._flags = _flags(model)
         self._attributes = _plain_attributes(model)
         self._iterations = int(model.optimizer.iterations)
@@ -233,8 +234,9 @@ class CopyState:
         changed = next((name for name, flag in self._flags.items() if flags.get(name, flag) is not flag), None)
         if changed is not None:
             raise _refused(author, f"`trainable` of {changed} to {flags[changed]}")
-        weights = zip(model.trainable_variables, self._same_weights(), strict=True)
-        first = next((weight.path for weight, same in weights if not same), None)
+        weights = zip(model.trainable_variables, self._weights, strict=True)
+        moved = (now.path for now, old in weights if not np.array_equal(old, numpy_value(now), equal_nan=True))
+        first = next(moved, None)
         if first is not None:
             raise _refused(author, f"weights during training, first {first!r}; it may do so in `on_train_end`")
         attributes = _plain_attributes(model)
@@ -246,13 +248,6 @@ class CopyState:
                 )
         if int(model.optimizer.iterations) != self._iterations:
             raise _refused(author, "the optimizer's count of steps")
-
-    def _same_weights(self) -> list[bool]:
-        weights = self._model.trainable_variables
-        return [
-            np.array_equal(before, _copy(now), equal_nan=True)
-            for before, now in zip(self._weights, weights, strict=True)
-        ]
 
 
 def _require_carried(author: str, variable: Settable, after: np.ndarray) -> None:
@@ -267,12 +262,6 @@ def _refused(author: str, what: str) -> ConfigurationError:
         f"`callbacks` must not change what cannot be sent to the workers, which have models of their own. {_ADVICE}. "
         f"Received: {author} has changed {what}"
     )
-
-
-def _copy(variable: Any) -> np.ndarray:
-    import keras
-
-    return np.array(keras.ops.convert_to_numpy(variable))
 
 
 def _flags(model: keras.Model) -> dict[str, bool]:

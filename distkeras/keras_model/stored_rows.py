@@ -62,7 +62,9 @@ def save_rows(folder: str, blocks: Iterable[Block]) -> SavedRows:
     """
     place = below(folder, uuid.uuid4().hex)
     try:
-        return SavedRows(place, _write(place, blocks))
+        files = open_files(place)
+        files.write(_LIST, [_UNFINISHED])
+        return SavedRows(place, write_list(files, _LIST, list(write_files(files, "rows", blocks))))
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove_folder(place)
@@ -71,13 +73,6 @@ def save_rows(folder: str, blocks: Iterable[Block]) -> SavedRows:
         raise ConfigurationError(
             f"the `folder` of a WideEmbedding must be one that the driver can write to. Received: {folder!r}: {error}"
         ) from error
-
-
-def _write(place: str, blocks: Iterable[Block]) -> str:
-    """Write files of rows and their list, and return the list's checksum."""
-    files = open_files(place)
-    files.write(_LIST, [_UNFINISHED])
-    return write_list(files, _LIST, list(write_files(files, "rows", blocks)))
 
 
 def write_list(files: Files, name: str, listed: Sequence[Mapping[str, Any]]) -> str:
@@ -204,22 +199,18 @@ def _listed(saved: SavedRows) -> tuple[Files, list[dict[str, Any]]]:
     folder, name = apart(folder) if of_version else (folder, _LIST)
     files = open_files(folder, create=False)
     names = [name] if of_version else files.names()
-    if name in names:
-        return files, _list_in(files, name, checksum)
-    found = sorted(name for name in names if name.endswith(".parquet"))
-    if checksum is not None or not found:
-        raise ValueError(f"no {_LIST}" if checksum is not None else "no file of rows")
-    return files, [{"name": name} for name in found]
-
-
-def _list_in(files: Files, name: str, checksum: str | None) -> list[dict[str, Any]]:
+    if name not in names:
+        found = sorted(name for name in names if name.endswith(".parquet"))
+        if checksum is not None or not found:
+            raise ValueError(f"no {_LIST}" if checksum is not None else "no file of rows")
+        return files, [{"name": name} for name in found]
     data = b"".join(files.read(name))
     if data == _UNFINISHED:
         raise ValueError("rows that were not written to their end, as of a driver that was killed")
     if checksum is not None and _checksum(data) != checksum:
         raise ValueError("the rows of another model, or a damaged list of them")
     listed: list[dict[str, Any]] = json.loads(data)
-    return listed
+    return files, listed
 
 
 #: ``make(name, shape, dtype)`` returns an array to write to.

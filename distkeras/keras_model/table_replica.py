@@ -451,7 +451,6 @@ class _IdMaker:
 
     def __init__(self, rows: RowModel) -> None:
         self._rows = rows
-        self._model: keras.Model | None = None
         self._call: Any = None
 
     def of(self, x: ColumnArrays) -> list[np.ndarray]:
@@ -475,7 +474,7 @@ class _IdMaker:
         """Return a function of the inputs that any thread may call."""
         import keras
 
-        model = from_bytes(self._rows.ids_file, self._rows.objects)
+        model = from_bytes(self._rows.ids_file, self._rows.recipe.objects)
 
         def call(*arrays: Any) -> Any:
             outputs = model(list(arrays) if len(arrays) > 1 else arrays[0], training=False)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from distkeras.keras_model.archive import CustomObjects, part_to_bytes
+from distkeras.keras_model.archive import part_to_bytes
 from distkeras.keras_model.model_graph import (
     Division,
     IdSource,
@@ -96,11 +96,6 @@ class RowModel:
     ids_file: bytes
     id_inputs: tuple[int, ...]
     together: bool
-
-    @property
-    def objects(self) -> CustomObjects:
-        """Return the custom objects that the archives need."""
-        return self.recipe.objects
 
     def is_open(self, batch: Batch) -> tuple[bool, ...]:
         """Return `Batch.is_open` of a mini-batch for the small model, from that of one for the original."""

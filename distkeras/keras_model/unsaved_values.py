@@ -11,7 +11,6 @@ to True again, and those of the layers within a composite layer and of single va
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import zipfile
@@ -66,12 +65,6 @@ def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     return [*trainable, *others, *(generator.state for generator in seed_generators(layer))]
 
 
-def _advanced_seeds(layer: keras.Layer) -> list[keras.Variable]:
-    """Return the states of a layer's given seeds from which numbers have been drawn: a copy would begin again."""
-    seeded = [one.state for one in seed_generators(layer) if one.get_config()["seed"] is not None]
-    return [state for state in seeded if _value(state)[1]]
-
-
 def with_unsaved_values(data: bytes, model: keras.Model) -> bytes:
     """Return the archive of a model with the values that Keras has not saved as they are; unchanged if it has none."""
     values = {
@@ -83,7 +76,7 @@ def with_unsaved_values(data: bytes, model: keras.Model) -> bytes:
         return data
     import h5py
 
-    content, buffer = io.BytesIO(), io.BytesIO(data)
+    content, buffer = BytesIO(), BytesIO(data)
     with h5py.File(content, "w") as file:
         for number, (place, value) in enumerate(values.items()):
             # HDF5 knows neither bfloat16 nor the 8-bit floats.
@@ -96,7 +89,9 @@ def with_unsaved_values(data: bytes, model: keras.Model) -> bytes:
 
 def _unsaved(layer: keras.Layer) -> list[tuple[int, keras.Variable]]:
     """Return the variables of a layer, by number, whose values are not among those that it saves."""
-    own, seeds = own_variables(layer), {id(seed) for seed in _advanced_seeds(layer)}
+    own = own_variables(layer)
+    seeded = [one.state for one in seed_generators(layer) if one.get_config()["seed"] is not None]
+    seeds = {id(state) for state in seeded if _value(state)[1]}  # numbers have been drawn: a copy would begin again
     others_seeds = {id(generator.state) for generator in seed_generators(layer)} - seeds
     store: dict[str, Any] = {}
     if len(own) > len(seeds | others_seeds):
@@ -124,12 +119,12 @@ def split_values(data: bytes) -> tuple[bytes, dict[str, np.ndarray]]:
     """Return an archive as Keras wrote it, and the values that it did not save, bytes of shape ``(n,)`` by place."""
     import h5py
 
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+    with zipfile.ZipFile(BytesIO(data)) as archive:
         if VALUES not in archive.namelist():
             return data, {}
-        with h5py.File(io.BytesIO(archive.read(VALUES)), "r") as file:
+        with h5py.File(BytesIO(archive.read(VALUES)), "r") as file:
             values = {str(array.attrs["place"]): np.asarray(array[()]) for array in file.values()}
-        plain = io.BytesIO()
+        plain = BytesIO()
         with zipfile.ZipFile(plain, "w") as copy:  # Keras unpacks an archive with further members in a folder
             copy.comment = archive.comment
             for name in archive.namelist():

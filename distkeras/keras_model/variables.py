@@ -262,13 +262,6 @@ def has_rows_at_server(model: keras.Model) -> bool:
     return bool(layers_with_rows_at_server(model))
 
 
-def has_tables(model: keras.Model) -> bool:
-    """Return whether a model has an Embedding at any depth, or a `distkeras.layers.WideEmbedding`."""
-    import keras
-
-    return any(is_wide(layer) or isinstance(layer, keras.layers.Embedding) for layer in all_layers(model))
-
-
 def is_wide(layer: Any) -> bool:
     """Return whether a layer is a `WideEmbedding`: it has no weights, and only touched rows of its table exist."""
     return bool(getattr(layer, "keeps_rows_at_server", False))

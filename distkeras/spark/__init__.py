@@ -36,10 +36,7 @@ log = logging.getLogger(__name__)
 #: Settings of Spark for workers that are forked from a daemon that has imported Keras. An executor starts another
 #: daemon for each environment of its workers. Spark itself sets the variable below only for workers of SQL: without the
 #: setting, rows from a Python list would get a second daemon, which imports Keras again.
-CONFIG = {
-    "spark.python.daemon.module": "distkeras.spark.daemon",
-    "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
-}
+CONFIG = {"spark.python.daemon.module": "distkeras.spark.daemon", "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1"}
 
 #: Environment variables that workers get from the driver: Keras reads them only on its first import.
 _ENVIRONMENT = ("KERAS_BACKEND", "KERAS_HOME", chatter.LEVEL, chatter.VARIABLE)

@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 #: The signals that give notice.
@@ -62,10 +61,7 @@ def given_by_signals() -> Iterator[Notice]:
         yield notice
         return
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        notice.give(number)
-
-    before: dict[int, Any] = {number: signal.signal(number, handle) for number in SIGNALS}
+    before: dict[int, Any] = {each: signal.signal(each, lambda number, _frame: notice.give(number)) for each in SIGNALS}
     try:
         yield notice
     finally:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distkeras.ps.errors import ConfigurationError, NodeError
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: The devices that the executor lists; None: all of the machine.
@@ -22,6 +25,16 @@ _AMOUNT = "spark.executor.resource.gpu.amount"
 _BACKENDS = ("tensorflow", "jax", "torch")
 #: Whether a task was prepared in this process.
 _prepared = False
+
+
+def task_context(what: str = "a task") -> TaskContext:
+    """Return the context of the Spark task that calls this; if there is none, ConfigurationError names ``what``."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigurationError(f"{what} must run inside Spark. Received: no task context")
+    return context
 
 
 def prepare_task(threads: int | None = None) -> None:

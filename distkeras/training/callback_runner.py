@@ -15,15 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distkeras.callbacks import (
-    Callback,
-    CallbackContext,
-    CenterWeights,
-    Evaluation,
-    JobLink,
-    JobOver,
-    TrainingSetup,
-)
+from distkeras.callbacks import Callback, CallbackContext, CenterWeights, Evaluation, JobLink, JobOver, TrainingSetup
 from distkeras.keras_callbacks import with_keras_callbacks
 from distkeras.ps.errors import ConfigurationError, DeadlineError, DistkerasError, JobStoppedError
 from distkeras.ps.protocol.driver_messages import Status
@@ -129,7 +121,7 @@ class CallbackRunner:
             if thread.callback.acts_at_start:
                 self.update(status())
                 with suppress(JobOver):  # the job has failed already, as `SparkJob.run` will see
-                    thread.begin()
+                    thread.callback.on_start(thread.context(self.status, self.seconds))
 
     def start(self) -> None:
         self._began = time.monotonic()
@@ -199,9 +191,6 @@ class _CallbackThread(threading.Thread):
             self._replica = self._job.build_replica()
         return self._replica
 
-    def begin(self) -> None:
-        self.callback.on_start(self._context(self._job.status, self._job.seconds))
-
     def run(self) -> None:
         """Call the callback whenever it is due, until the job is over."""
         try:
@@ -232,9 +221,10 @@ class _CallbackThread(threading.Thread):
                 job.changed.wait(min(due - now, threading.TIMEOUT_MAX))
         self._called_at, self._called_clock = now, status.clock
         self._called_epochs = 0 if epochs is None else int(status.epochs / epochs)
-        return self._context(status, now)
+        return self.context(status, now)
 
-    def _context(self, status: Status, now: float) -> CallbackContext:
+    def context(self, status: Status, now: float) -> CallbackContext:
+        """Return what the callback receives ``now``, in seconds since the job began."""
         job = self._job
         return CallbackContext(
             status,

@@ -49,6 +49,8 @@ _SEARCH_SECONDS = 2.0
 _CANCEL, _END_SAVING, _END_SHARDS = 60.0, 120.0, 15.0
 #: The most tasks that check whether executors reach the server.
 _PROBES_MAX = 64
+#: The error text if the server's task ends by itself.
+_ENDED = "the parameter server's task has ended before its job. See the log of the Spark task"
 _R = TypeVar("_R")
 
 
@@ -126,8 +128,9 @@ class ClusterServer:
                 return started_from_json(json.loads(row["place"])["report"])
             waited = time.monotonic() - began
             if not row["starting"] or waited >= self._deadlines.rows:
+                slots = f"{1 + self._shards} slots" if self._shards else "a slot"
                 raise DeadlineError(
-                    f"waited {waited:.0f} s for the parameter server, which needs {self._slots} in addition to that of "
+                    f"waited {waited:.0f} s for the parameter server, which needs {slots} in addition to that of "
                     f"the task that connects to it; on host {row['host']}: {row['error']}"
                 )
 
@@ -144,7 +147,10 @@ class ClusterServer:
             if self._shard_action is not None and self._shard_action.ended():
                 raise self._error_of_shards()
             if self._server.ended():
-                return self._require_served(self._collect_report(self._server))
+                report = self._collect_report(self._server)
+                if not isinstance(report, Started):
+                    raise ServerLostError(_ENDED)
+                return report
             return search_action.rows()[0]
         finally:
             search_action.cancel(_CANCEL)
@@ -163,11 +169,6 @@ class ClusterServer:
         self._shards_began = time.monotonic()
 
     @property
-    def _slots(self) -> str:
-        """The slots that the server needs, in words."""
-        return f"{1 + self._shards} slots" if self._shards else "a slot"
-
-    @property
     def _start_timeout(self) -> float:
         """Seconds in which a started server must be found: Spark may have to schedule it on another executor.
 
@@ -177,13 +178,6 @@ class ClusterServer:
 
     def _search_for(self, seconds: float) -> SparkAction:
         return search(self._session, Search(self.address, self._deadlines, seconds), 1)
-
-    @staticmethod
-    def _require_served(report: StartReport | None) -> Started:
-        """Return the report of a server task that ended during the start; ServerLostError if there is none."""
-        if not isinstance(report, Started):
-            raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
-        return report
 
     def _wait_for_either(self, action: SparkAction) -> bool:
         deadline = time.monotonic() + self._deadlines.rows
@@ -265,8 +259,8 @@ class ClusterServer:
             except DistkerasError as error:  # it has died as often as Spark allows a task to fail
                 self._start_again(error)
                 return
-            self._require_served(self._collect_report(self._server))
-            raise ServerLostError("the parameter server's task has ended before its job. See the log of the Spark task")
+            self._collect_report(self._server)
+            raise ServerLostError(_ENDED)
         self._check_server()
         if self._end_reason is not None and time.monotonic() - self._end_sent_at >= self.status_seconds:
             self._send_end(self._end_reason)  # the server may be a new one

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from distkeras.data.schema import map_in_arrow
-from distkeras.ps.errors import ConfigurationError, DistkerasError, sorted_error
+from distkeras.ps.errors import DistkerasError, sorted_error
 from distkeras.ps.events import Events
 from distkeras.settings import TrainSettings
 from distkeras.spark.cluster import SparkAction, in_callers_scope
 from distkeras.spark.failures import typed_error
+from distkeras.spark.task_process import task_context
 from distkeras.training.task import SUMMARY, Task, TaskAttempt
 
 if TYPE_CHECKING:
@@ -52,12 +53,7 @@ class HelperTask:
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Help, and yield the summary; the function for ``mapInArrow``."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if context is None:
-            raise ConfigurationError("a task must run inside Spark. Received: no task context")
-        yield self.task.attempt(_HelperAttempt, self.number, context.taskAttemptId(), records)
+        yield self.task.attempt(_HelperAttempt, self.number, task_context().taskAttemptId(), records)
 
 
 class Helpers:

@@ -7,7 +7,6 @@ import logging
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,6 @@ from distkeras.ps.checkpoint.checkpointer import StartMode
 from distkeras.ps.checkpoint.snapshots import saved_job
 from distkeras.ps.errors import ConfigurationError
 from distkeras.ps.events import Events
-from distkeras.ps.protocol.driver_messages import Status
 from distkeras.ps.protocol.framing import KEY_BYTES, encode
 from distkeras.ps.protocol.layout import Layout
 from distkeras.ps.protocol.tables import NO_IDS, Ids, TableShape
@@ -82,7 +80,9 @@ class TableChoice:
         wide, names = has_rows_at_server(model), embedding_names(model)
         if (not names and chosen == "auto") or (chosen == "dense" and not wide):
             return CutModel({})
-        reason = reason_against_tables(self.server, self.worker, self.training)
+        reason = reason_against("tables by rows", self.server, self.worker, self.training)
+        if not self.worker.rule.traits.rows:
+            reason = f"rule {self.worker.rule.name!r} may move rows that a commit does not name"
         if reason is not None and wide:
             raise ConfigurationError(f"the rows of a WideEmbedding cannot travel: {reason}")
         if chosen not in ("auto", "dense"):
@@ -106,7 +106,8 @@ class TableChoice:
         self, model: keras.Model, build: Callable[[], keras.Model], choose: str | Sequence[str] | None
     ) -> CutModel:
         model = build() if self.recipe.optimizer_state else model
-        with _own_random_numbers():
+        state = random.getstate()  # Keras takes seeds from it for layers that the user builds next
+        try:
             return cut(
                 model,
                 self.recipe,
@@ -115,6 +116,8 @@ class TableChoice:
                 choose=choose,
                 shapes=self.shapes,
             )
+        finally:
+            random.setstate(state)
 
     def _saved_tables(self) -> list[str] | None:
         """Return the tables by rows of the resumed job, which must stay the same; None: no job is resumed."""
@@ -135,23 +138,6 @@ def _require_none(reason: str | None, expected: str, received: str) -> None:
         raise ConfigurationError(f"{expected}. Received: {received}; {reason}")
 
 
-@contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Restore Python's random state afterwards: Keras takes seeds from it for layers that the user builds next."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
-def reason_against_tables(server: ServerSettings, worker: WorkerSettings, training: TrainSettings) -> str | None:
-    """Return why the options of a job keep all tables dense; None if they do not."""
-    if not worker.rule.traits.rows:
-        return f"rule {worker.rule.name!r} may move rows that a commit does not name"
-    return reason_against("tables by rows", server, worker, training)
-
-
 def report_tables(cut: CutModel, events: Events) -> None:
     """Log which tables of a model travel by rows, and why the others stay dense."""
     if not (cut.tables or cut.kept_dense):
@@ -160,13 +146,6 @@ def report_tables(cut: CutModel, events: Events) -> None:
     parts = [f"by rows: {travel}"] if travel else []
     parts += [f"{name!r} stays dense: {reason}" for name, reason in cut.kept_dense.items()]
     events.report(log, "tables", "tables of the model: %s", "; ".join(parts), level=logging.INFO)
-
-
-def report_lives(cut: CutModel, status: Status, events: Events) -> None:
-    """Log how many rows of each table were admitted, have expired and were removed."""
-    for table, counts in zip(cut.living, status.tables.tolist(), strict=True):
-        text = "rows of %r: %d are kept; %d were admitted, %d have expired, %d were removed"
-        events.report(log, "rows", text, table.name, *map(int, counts), level=logging.INFO)
 
 
 @dataclass(frozen=True)
@@ -227,6 +206,8 @@ class JobPlan:
     def identity(self) -> dict[str, Any]:
         """Return the identity, JSON-ready, without the rule: a job that resumes this one must have the same."""
         replica, columns = self.replica, self.spec.features + self.spec.targets
+        names = ("admit", "expire_commits", "expire_seconds")
+        living = {table.name: {name: getattr(table, name) for name in names} for table in self.cut.living}
         return {
             "tables": [table.name for table in self.cut.tables] or None,
             **self._row_settings(),
@@ -236,13 +217,8 @@ class JobPlan:
             "moving_statistics": layout_identity(replica.moving_statistics),
             "compilation": self.recipe.identity(replica.model),
             **({"seeds": [table.seed for _, table in self.cut.partial]} if self.cut.partial else {}),
-            **({"living": living} if (living := self._living()) else {}),
+            **({"living": living} if living else {}),  # how rows are admitted and expire
         }
-
-    def _living(self) -> dict[str, Any]:
-        """Return how rows are admitted and expire, for each table in which they do."""
-        names = ("admit", "expire_commits", "expire_seconds")
-        return {table.name: {name: getattr(table, name) for name in names} for table in self.cut.living}
 
     def _row_settings(self) -> dict[str, Any]:
         """Return `TrainSettings.row_settings` with the user's own columns, in order, where one is made of several."""
@@ -386,6 +362,15 @@ class CenterCopy:
         tables = self._plan.cut.tables
         wants = tuple(self._evaluated.get(number, NO_IDS) for number in range(len(tables))) if self._evaluated else ()
         return CenterWeights.fetch(driver, tables, wants)
+
+    def collect(self, driver: DriverClient, events: Events) -> CenterWeights:
+        """Return the last center, save its rows, and log how many were admitted, have expired and were removed."""
+        center, living = self.fetch(driver), self._plan.cut.living
+        self.save_rows(driver)
+        for table, counts in zip(living, driver.ping().tables.tolist() if living else (), strict=True):
+            text = "rows of %r: %d are kept; %d were admitted, %d have expired, %d were removed"
+            events.report(log, "rows", text, table.name, *map(int, counts), level=logging.INFO)
+        return center
 
     def save_rows(self, driver: DriverClient) -> None:
         """Write the touched rows of tables that the driver does not hold to folders, to which the model refers then."""

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -121,9 +120,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         if self._every is not None and self._began is not None and kind is None and self._status is not self._logged:
             self._log()
         self._bar.close()

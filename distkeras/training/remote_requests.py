@@ -237,7 +237,6 @@ class RemoteClient(DriverClient):
         self._divided = divided
         self._meanwhile = meanwhile
         self._session = session
-        self._announced = address
         self._action: SparkAction | None = None
 
     def exchange(self, message: Message, timeout: float) -> Message:
@@ -260,7 +259,7 @@ class RemoteClient(DriverClient):
     def _exchange(self, messages: Sequence[Message], timeout: float) -> list[Message]:
         """Return the answers to the first ``messages``, at least to one."""
         requests = [b"".join(encode(message)) for message in messages]
-        answers = self._fetch(RemoteRequest(self._announced, self.deadlines, requests, timeout, self._divided))
+        answers = self._fetch(RemoteRequest(self.address, self.deadlines, requests, timeout, self._divided))
         lost, first = answers[0]
         if lost and isinstance(first, Fault):
             error = error_of(first)

@@ -33,7 +33,7 @@ from distkeras.spark.record_stream import in_sized_batches
 from distkeras.training.callback_runner import CallbackRunner
 from distkeras.training.cluster_server import ClusterServer, ServerHandle
 from distkeras.training.helpers import Helpers
-from distkeras.training.plan import CenterCopy, JobPlan, Publication, report_lives
+from distkeras.training.plan import CenterCopy, JobPlan, Publication
 from distkeras.training.progress import Progress, StallDetector
 from distkeras.training.supervisor import Supervisor
 from distkeras.training.task import SUMMARY
@@ -411,11 +411,8 @@ def _salvage(server: ServerHandle, job: PreparedJob, outcome: JobOutcome) -> Non
 
 
 def _collect(driver: DriverClient, job: PreparedJob, outcome: JobOutcome) -> CenterWeights:
-    center, replica = job.center.fetch(driver), job.plan.replica
+    center, replica = job.center.collect(driver, outcome.events), job.plan.replica
     center.load(replica)
-    job.center.save_rows(driver)
-    if job.plan.cut.living:
-        report_lives(job.plan.cut, driver.ping(), outcome.events)
     outcome.model = replica.model
     outcome.records = JobRecords.drain(driver)
     return center

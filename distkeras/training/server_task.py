@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from distkeras.ps.errors import ConfigurationError, ServerLostError
+from distkeras.ps.errors import ServerLostError
 from distkeras.ps.events import JsonFormatter
 from distkeras.ps.protocol.tables import TableShape
 from distkeras.ps.server.announced import serve_announced
@@ -29,6 +29,7 @@ from distkeras.ps.server.start_report import StartReport, report_to_json
 from distkeras.ps.shards.shard_task import DividedAmongTasks, ShardTask
 from distkeras.ps.world.world import REAL
 from distkeras.spark.notice import given_by_signals
+from distkeras.spark.task_process import task_context
 
 #: The task's output: a log record (a line of JSON), or a `StartReport`.
 OUTPUT = "kind string, text string"
@@ -100,12 +101,7 @@ class ShardTasks:
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Serve the shard with the number of the partition, and yield the log; the function for ``mapInArrow``."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if context is None:
-            raise ConfigurationError("the task of a shard must run inside Spark. Received: no task context")
-        shard, request = context.partitionId(), _on_this_host(self.request)
+        shard, request = task_context("the task of a shard").partitionId(), _on_this_host(self.request)
         require_driver = partial(_require_driver, self.driver, request)
         yield from _served(records, lambda ending: ShardTask(request, shard, require_driver, ending).serve())
 

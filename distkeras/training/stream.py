@@ -54,7 +54,6 @@ from distkeras.spark.cluster import SparkFacts, hadoop_path, in_callers_scope
 from distkeras.spark.failures import innermost, short_errors
 from distkeras.spark.record_stream import MicroBatchSession
 from distkeras.training.callback_runner import ABANDON_SECONDS, CallbackRunner, fail_callbacks
-from distkeras.training.plan import report_lives
 from distkeras.training.progress import Progress, StallDetector
 from distkeras.training.run import PreparedJob, SparkJob, note_resumed
 from distkeras.training.stream_halves import QueryState, covered_by, missing, query_state, require_same_halves
@@ -75,8 +74,6 @@ STOP_SECONDS = 600.0
 _POLL_SECONDS = 3600
 #: Sources whose rows Spark cannot read again, by Spark's names.
 _READ_ONCE = ("socket",)
-#: The error text if the server is dead when the stream ends.
-_NO_CENTER = "the stream has ended, and its last center is in its checkpoint alone"
 #: What is refused for a model whose rows are at the server, and what to do instead.
 _INSTEAD_OF_A_MODEL = "`model` must not be called while a stream is active", "Call it when the stream has ended"
 #: The local property in which Spark stores a query's id.
@@ -149,13 +146,7 @@ class StreamTraining(Shown):
     query: StreamingQuery
     convert: Callable[[keras.Model], Any] | None = None
 
-    def __init__(
-        self,
-        job: PreparedJob,
-        results: JobResults,
-        uri: str,
-        publisher: Publisher | None = None,
-    ) -> None:
+    def __init__(self, job: PreparedJob, results: JobResults, uri: str, publisher: Publisher | None = None) -> None:
         self._plan, self._publication, self._center = job
         self._results, self._outcome = results, results.outcome
         self._publisher, self._uri = publisher, uri
@@ -386,7 +377,9 @@ class StreamTraining(Shown):
         fetched: list[CenterWeights] = []
         if self._while_active(lambda driver: fetched.append(self._center.fetch(driver))):
             return fetched[-1]
-        return self._require_last()
+        if self._last_center is None:  # the server was dead when the stream ended
+            raise ServerLostError("the stream has ended, and its last center is in its checkpoint alone")
+        return self._last_center
 
     def _while_active(self, call: Callable[[DriverClient], object]) -> bool:
         """Call with a connection to the server, again after its restart; return False if the stream has ended."""
@@ -413,11 +406,6 @@ class StreamTraining(Shown):
             return True
         finally:
             self._server_lock.release()
-
-    def _require_last(self) -> CenterWeights:
-        if self._last_center is None:
-            raise ServerLostError(_NO_CENTER)
-        return self._last_center
 
     def _publish(self, driver: DriverClient) -> None:
         """Publish the model and the current micro-batch to a server that was started or restarted.
@@ -522,7 +510,11 @@ class StreamTraining(Shown):
             failure = failure or error
         self._failure = self._callback_error or failure
         self._last_center = self._fetch_last()
-        self._publish_last()
+        try:
+            if self._publisher is not None and self._last_center is not None and self._failure is None:
+                self._publisher.end_stream(self._last_center, self._server)
+        except DistkerasError as error:
+            self._failure = error
         try:
             self._stack.close()
         except DistkerasError as error:
@@ -534,7 +526,7 @@ class StreamTraining(Shown):
         # A server that has died since the last micro-batch is restarted, unless the stream has failed anyway.
         ask = self._server.ask if self._failure is None else self._server.ask_once
         try:
-            last = ask(self._collect)
+            last = ask(lambda driver: self._center.collect(driver, self._outcome.events))
         except DistkerasError as error:
             self._outcome.events.report(log, "lost", "the stream's last center cannot be fetched: %s", error.message)
             self._server.abandon(error)
@@ -542,13 +534,6 @@ class StreamTraining(Shown):
             return None
         self._load(last)
         return last
-
-    def _collect(self, driver: DriverClient) -> CenterWeights:
-        center = self._center.fetch(driver)
-        self._center.save_rows(driver)
-        if self._plan.cut.living:
-            report_lives(self._plan.cut, driver.ping(), self._outcome.events)
-        return center
 
     def _load(self, center: CenterWeights) -> None:
         replica = self._plan.replica
@@ -570,14 +555,6 @@ class StreamTraining(Shown):
             self._outcome.failure = headline(f"{type(self._failure).__name__}: {self._failure}")
         if error is not None:
             fail_callbacks(callbacks, error)
-
-    def _publish_last(self) -> None:
-        if self._publisher is None or self._last_center is None or self._failure is not None:
-            return
-        try:
-            self._publisher.end_stream(self._last_center, self._server)
-        except DistkerasError as error:
-            self._failure = error
 
 
 #: The parts of a job's identity that all versions of a model share.

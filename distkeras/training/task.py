@@ -56,7 +56,7 @@ from distkeras.ps.worker.tables import TableWindows
 from distkeras.spark.failures import shortened
 from distkeras.spark.notice import Notice, given_by_signals
 from distkeras.spark.record_stream import RecordStream, connection_to_spark
-from distkeras.spark.task_process import prepare_task
+from distkeras.spark.task_process import prepare_task, task_context
 from distkeras.training.lent_rows import OfferedRows, as_batch, fetched_ahead
 from distkeras.training.server_task import own_address
 
@@ -106,11 +106,7 @@ class Task:
 
     def run(self, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Train, and yield the summary; the function for ``mapInArrow``."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if context is None:
-            raise ConfigurationError("a task must run inside Spark. Received: no task context")
+        context = task_context()
         worker, attempt = context.partitionId(), context.taskAttemptId()
         if worker >= self.settings.workers:
             raise ConfigurationError(

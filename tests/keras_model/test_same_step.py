@@ -398,10 +398,10 @@ def test_outputs_are_compared_for_predictions() -> None:
     layer = Scaled()
     model = sequential(layer, keras.layers.Dense(2))
     rebuilt = archive.from_bytes(archive.to_bytes(model))
-    require_same_outputs(model, rebuilt, "keras_model")
+    require_same_outputs(model, rebuilt)
     layer.factor = 2.0
     with pytest.raises(ConfigurationError, match=r"`keras_model` must be the same once it is rebuilt .* output is"):
-        require_same_outputs(model, rebuilt, "keras_model")
+        require_same_outputs(model, rebuilt)
     with undone(layer):
         layer.factor, layer.added = 3.0, 1
     assert vars(layer).get("factor") == 2.0
