@@ -20,10 +20,8 @@ import pyarrow as pa
 from distkeras.data.schema import map_in_arrow
 from distkeras.ps.checkpoint.ownership import AnnouncedAddress, Owner, find, owner_of
 from distkeras.ps.errors import (
-    AuthenticationError,
     DeadlineError,
     DistkerasError,
-    RemoteProtocolError,
     ServerLostError,
     SnapshotError,
     headline,
@@ -34,7 +32,7 @@ from distkeras.ps.protocol.messages import Fault, Message, error_of, fault_of
 from distkeras.ps.protocol.shard_messages import ListShards, Shards
 from distkeras.ps.server.start_report import started_from_json
 from distkeras.ps.shards.spread_driver import WholeDriverClient
-from distkeras.ps.transport.client import Address, Client, client_context, dial
+from distkeras.ps.transport.client import RETRY_SECONDS, UNREACHED, Address, Client, client_context, dial
 from distkeras.ps.transport.deadlines import Backoff, Deadlines
 from distkeras.ps.transport.driver_client import DriverClient
 from distkeras.ps.world.world import REAL, World
@@ -47,25 +45,22 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 #: Bytes of a table that one job fetches: driver and executor hold them, and several answers in addition.
 _JOB_BYTES = 64 << 20
-#: The most seconds between two attempts to reach the server.
-_PAUSE_SECONDS_MAX = 2.0
 #: Seconds from one call of `meanwhile` to the next, while a job runs.
 _POLL_SECONDS = 1.0
 #: Seconds for a canceled job to end.
 _CANCEL_SECONDS = 60.0
 _PIECES = "answer long, lost boolean, part long, data binary"
 _FOUND = "host string, incarnation long, place string, error string, unanswered boolean, starting boolean"
-_UNREACHED = (ServerLostError, DeadlineError, AuthenticationError, RemoteProtocolError)
 _R = TypeVar("_R")
 
 
 def _retry_unreachable(call: Callable[[], _R], timeout: float, world: World) -> _R:
     """Return ``call()``, repeated for up to ``timeout`` seconds while the server cannot be reached."""
-    backoff = Backoff(longest=_PAUSE_SECONDS_MAX, timeout=timeout, world=world)
+    backoff = Backoff(longest=RETRY_SECONDS, timeout=timeout, world=world)
     while True:
         try:
             return call()
-        except _UNREACHED:
+        except UNREACHED:
             if not backoff.pause():
                 raise
 
@@ -113,7 +108,7 @@ class RemoteRequest:
         try:
             answer = _retry_unreachable(once, min(self.timeout, self.deadlines.reconnect), world)
             lost = False
-        except _UNREACHED as error:
+        except UNREACHED as error:
             answer, lost = fault_of(error), True
         try:
             yield lost, answer
@@ -122,7 +117,7 @@ class RemoteRequest:
                     return
                 try:
                     answer = client.exchange(message, self.timeout)
-                except _UNREACHED:
+                except UNREACHED:
                     return
                 yield False, answer
         finally:
@@ -157,7 +152,7 @@ class Search:
         try:
             incarnation, announced = _retry_unreachable(lambda: self._find(world), self.timeout, world)
             place = json.dumps(announced)
-        except _UNREACHED as failure:
+        except UNREACHED as failure:
             error = failure.message
             unanswered = isinstance(failure, DeadlineError) or DriverClient.handshake_unanswered(failure)
             with contextlib.suppress(SnapshotError):

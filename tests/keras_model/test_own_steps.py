@@ -220,3 +220,12 @@ def step_of(answer: Callable[[Any], Any]) -> type:
 def test_what_a_step_must_return_is_said_before_training(answer: Callable[[Any], Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         KerasReplica(built(step_of(answer))).prepare(data()[0])
+
+
+def test_a_metric_that_is_missing_in_a_later_step_is_an_error() -> None:
+    kind = step_of(lambda data: {"loss": keras.ops.mean(data[0])} | ({"rows": 1.0} if data[0].shape[0] == 4 else {}))
+    replica = KerasReplica(built(kind, eager=True))
+    replica.train(data(rows=4))
+    assert sorted(replica.metric_names) == ["loss", "rows"]
+    with pytest.raises(ConfigurationError, match=r"must return every metric\. Received: none of \['rows'\]"):
+        replica.train(data(rows=3))
