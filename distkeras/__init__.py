@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from distkeras.trainers import EnsembleTrainer as EnsembleTrainer
     from distkeras.trainers import SingleTrainer as SingleTrainer
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 chatter.begin()  # before anything imports TensorFlow or starts Spark
 
