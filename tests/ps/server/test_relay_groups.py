@@ -162,7 +162,6 @@ def test_a_job_without_groups_takes_neither_sums_nor_companions() -> None:
                     client.request(commit, CenterReply)
 
 
-@pytest.mark.slow
 def test_a_relay_that_does_not_respond_is_replaced() -> None:
     """The relay accepts connections but never answers: its workers report it lost, and one of them replaces it."""
     data = values_of(3, 4)
