@@ -217,7 +217,7 @@ def test_a_sequencer_that_receives_sigterm_saves_all_commits(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [pytest.param(1, 3, marks=pytest.mark.slow), (2, 1), pytest.param(3, 2, marks=pytest.mark.slow)],
+    [(2, 3), *(pytest.param(*counts, marks=pytest.mark.slow) for counts in ((1, 3), (2, 1), (3, 2)))],
 )
 def test_a_checkpoint_is_continued_by_another_number_of_shards(before: int, after: int, tmp_path: Path) -> None:
     start = np.zeros(SIZE, np.float32)
