@@ -43,8 +43,8 @@ FACES = (
 )
 #: State machines, whose caller has the sockets, the threads and the clock.
 SANS_IO = [
-    *(f"protocol/{name}" for name in ("framing", "messages", "layout", "compression")),
-    *(f"center/{name}" for name in ("center", "leases", "schedulers", "commit_log")),
+    *(f"protocol/{name}" for name in ("framing", "messages", "driver_messages", "layout", "compression")),
+    *(f"center/{name}" for name in ("arithmetic", "center", "leases", "schedulers", "commit_log")),
     "worker/loop",
     *(f"simulation/{name}" for name in ("simulate", "virtual_job")),
 ]
