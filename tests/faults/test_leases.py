@@ -103,11 +103,11 @@ def test_a_suspended_holder_loses_its_lease_and_finds_the_partition_ended_when_i
         assert set(job.ended) == {holder.number, newcomer.number}
 
 
-@pytest.mark.slow
-def test_a_resumed_holder_is_fenced_and_waits_for_the_end_of_the_partition(tmp_path: Path) -> None:
-    """Its late commit is refused and not in the ledger."""
+@pytest.mark.parametrize("phase", [pytest.param("mid-commit", marks=pytest.mark.slow), "after-commit"])
+def test_a_resumed_holder_is_fenced_and_waits_for_the_end_of_the_partition(tmp_path: Path, phase: str) -> None:
+    """Its late commit is refused and not in the ledger; its connection is closed by then, or is not."""
     plan = Faults()
-    held = plan.at(worker=0, phase="mid-commit", step=1, attempt=0).hold()
+    held = plan.at(worker=0, phase=phase, step=1, attempt=0).hold()
     rival = plan.at(worker=0, phase="between-epochs", attempt=1).hold()
     with Job(tmp_path, RULE, plan, workers=1, deadlines=dataclasses.replace(SHORT_LEASE, lease=brief(6))) as job:
         holder = job.start_one(0)
@@ -119,7 +119,7 @@ def test_a_resumed_holder_is_fenced_and_waits_for_the_end_of_the_partition(tmp_p
         holder.wake()
         held.release()
         assert holder.went_on.wait(PATIENCE)
-        assert holder.number not in job.ended
+        assert not holder.over.wait(brief(2))
         assert len(job.commits()) == commits
         rival.release()
         check(job)

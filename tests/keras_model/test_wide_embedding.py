@@ -225,9 +225,7 @@ def change_byte(place: Path) -> None:
             lambda place: [path.unlink() for path in place.iterdir()], "no _rows.json", marks=pytest.mark.slow
         ),
         (change_byte, "rows-00000.parquet with other bytes"),
-        pytest.param(
-            lambda place: (place / "_rows.json").write_text("[]"), "the rows of another model", marks=pytest.mark.slow
-        ),
+        (lambda place: (place / "_rows.json").write_text("[]"), "the rows of another model"),
     ],
 )
 def test_rows_that_are_not_those_of_the_model_are_an_error(
