@@ -68,10 +68,9 @@ LATE = {
     "a-skipped-commit-moves-its-rows": 741,
     "a-snapshot-forgets-its-micro-batch": 69,
     "a-snapshot-has-the-micro-batch-before": 69,
-    "a-task-leaves-before-a-snapshot-has-the-loans": 550,
     "a-task-leaves-before-its-rows-are-trained": 26,
     "an exception ends the saver for good": 127,
-    "an-attempt-of-an-earlier-micro-batch-gets-a-lease": 741,
+    "an-attempt-of-an-earlier-micro-batch-gets-a-lease": 1266,
     "an-early-attempt-does-not-wait": 236,
     "an-old-sessions-end-disconnects-its-successor": 300,
     "any-announcement-is-believed": 464,
@@ -163,6 +162,18 @@ LATE_REQUEST = Plan(
     tables=True,
     faults=(Fault("half cut", 26, amount=2.0, place=1), Fault("disk full", 1, amount=5.0, place=1)),
 )
+#: A server that dies between the end of a loan and the snapshot that has it, when the rows' owner may have left.
+LENT = Plan(
+    3,
+    batches=(20, 2),
+    slow=(4, 1),
+    lends=True,
+    hyper_parameters={"window": 1},
+    compute=0.2,
+    every=2,
+    disk=0.1,
+    faults=(Fault("kill server", 126),),
+)
 #: Faults that need a plan of their own.
 PLANS = {
     "bounded staleness begins with nothing after a restart": BOUNDED,
@@ -174,6 +185,7 @@ PLANS = {
     "residuals outlive their steps": COARSE,
     "a driver's request does not wait for the center": TABLE_REQUEST,
     "a late request of the driver undoes a later one": LATE_REQUEST,
+    "a-task-leaves-before-a-snapshot-has-the-loans": LENT,
 }
 
 #: Faults in a center that is divided among shards, with the seed of the first schedule with shards that finds each.

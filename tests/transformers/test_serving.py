@@ -129,7 +129,7 @@ if keras.backend.backend() != "jax":  # which has no 64 bits unless they are ena
     INPUT_DTYPES += ["float64", "int64"]
 
 
-@pytest.mark.parametrize("dtype", rest_slow(INPUT_DTYPES, "float32", "bfloat16", "int64"))
+@pytest.mark.parametrize("dtype", rest_slow(INPUT_DTYPES, "float32", "bfloat16", INPUT_DTYPES[-1]))
 def test_inputs_of_every_dtype_are_those_of_keras(dtype: str) -> None:
     inputs = keras.Input((2,), dtype=dtype)
     model = keras.Model(inputs, keras.ops.cast(inputs, "float32") * 3)
